@@ -274,7 +274,9 @@ class Limits:
     """Time over which bytes beyond a budget must have stayed: a step's activations are released within seconds."""
 
     unexplained_exits: int = 2
-    """Exits of a server within one history that are more than an operator's restart."""
+    """Exits of a server within one history that make it unknown. No source gives a figure: metrics do not separate a
+    planned restart from a death, so that one is taken for a restart and two planned ones are unknown as well, which
+    asks for the log and calls nothing."""
 
     model_drift_ratio: float = DRIFT_LIMIT_RATIO
     """Most that the engine's own figures may differ from those predicted from its model's config; rounding, and a last
@@ -301,6 +303,10 @@ class Limits:
     burst_ratio: float = 0.02
     """Of the time in which requests lack room, and preemptions of the finished requests, in a history of
     `busy_floor_seconds` and in its last ones: below both, half an hour of a day, bursts cost next to nothing."""
+
+    rare_ratio: float = 0.03
+    """Of the time in which requests lack room, up to which so few preemptions are a suspect: 43 minutes of a
+    day."""
 
     burst_gap_seconds: float = 300.0
     """Of the time between two samples no more is taken as observed: a scrape is a minute, seldom five."""

@@ -1,7 +1,7 @@
 """capacity.concurrency: more requests at once than the KV pool holds, so that they wait or preempt one another.
 
 Decided in this order: bursts that are over and cost next to nothing of a long history are ok; any other preemption for
-lack of room is a fault, but few of the finished requests within minutes in all are suspect; a queue in front of a full
+lack of room is a fault, but of few of the finished requests in little of the time suspect; a queue in front of a full
 pool is suspect, and a fault where the server meanwhile does less than half of its usual work; requests that ran
 together without either are ok. An engine in which no request waits for the pool shows it by requests that fail
 (llama.cpp: all that run do).
@@ -25,6 +25,7 @@ from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.long_requests import filled_by_few
 from kvdiag.diagnosis.prescriptions import for_requests
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
@@ -70,6 +71,11 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         bursts = f"requests lacked room for {format_ratio(share)} of the time, in bursts that are over"
         cost = f" ({plural(preempted, 'preemption')} with recomputation)" if preempted else ""
         return (Finding(ID, "ok", f"{bursts}{cost}", (*evidence, Evidence("burst_time", share, "ratio", "engine"))),)
+    share = _work_share(timeline, facts, limits) if totals.queued else None
+    collapsed = share is not None and share < limits.queue_collapse_ratio
+    if (preempted or totals.queued) and not collapsed and (held := filled_by_few(timeline)) is not None:
+        reason = f"requests waited behind {held.requests}, each with {format_ratio(held.share_ratio)} of the pool"
+        return (Finding(ID, "ok", f"{reason}: see capacity.long_context", evidence),)
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV {unit}s{limit}"
@@ -77,9 +83,8 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         return (Finding(ID, status, f"{plural(preempted, 'preemption')} with recomputation; {waited}", evidence),)
     if totals.queued:
         summary = f"the pool is full: up to {plural(most, 'request')} waited for KV {unit}s{limit}"
-        share = _work_share(timeline, facts, limits)
         evidence = (*evidence, Evidence("throughput_ratio_while_waiting", share, "ratio", "computed"))
-        if share is not None and share < limits.queue_collapse_ratio:
+        if share is not None and collapsed:
             summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of normal"
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
@@ -123,11 +128,12 @@ def _burst_share(timeline: Timeline, facts: Facts, preempted: int, limits: Limit
 
 
 def _is_rare(timeline: Timeline, facts: Facts, preempted: int, limits: Limits) -> bool:
-    """Whether preemptions cost next to nothing so far: few of the finished requests, within minutes in all."""
+    """Whether preemptions cost next to nothing so far: few of the finished requests, in little of the time."""
     if timeline.marks:
         return False
-    finished, _, lacking = _lack(timeline, facts, limits)
-    return preempted <= limits.burst_ratio * finished and _seconds_after(0.0, lacking) < limits.queue_seconds
+    finished, observed, lacking = _lack(timeline, facts, limits)
+    some = max(limits.queue_seconds, limits.rare_ratio * _seconds_after(0.0, observed))
+    return preempted <= limits.burst_ratio * finished and _seconds_after(0.0, lacking) < some
 
 
 def _lack(

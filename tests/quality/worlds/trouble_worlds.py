@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from random import Random
 
 from kvdiag.model import Facts, HostCache, ReservedSplit, Timeline
@@ -146,9 +147,10 @@ def long_contexts(tape: Tape) -> Made:
     pool = kv_pool(16.0, max_concurrency=1.3)
     tokens, count, preempted = pool.usable_blocks * pool.block_tokens, len(tape.hours), 0
     requests.waiting, requests.preemptions = [0] * count, [0] * count
-    place = 0
+    place, written = 0, [0.0] * count
     while place < count:
         for at in range(place, min(place + tape.random.randint(6, 14), count)):
+            written[at] = 0.05 * tokens
             share = min(0.6 + 0.05 * (at - place), 0.995)
             two = share > 0.9 and tape.random.random() < 0.3
             requests.running[at], requests.held_tokens[at] = 2 if two else 1, share * tokens
@@ -161,6 +163,11 @@ def long_contexts(tape: Tape) -> Made:
             requests.preemptions[at] = preempted
             place = at
         place += 1
+    # Each begins with a prompt of 0.6 of the pool, and ends with what it has written since.
+    begun = [now > 0.0 >= before for before, now in pairwise([0.0, *written])]
+    requests.ended = list(accumulate(map(float, begun)))
+    requests.prompt_tokens = [0.6 * tokens * number for number in requests.ended]
+    requests.output_tokens = list(accumulate(written))
     longest = int(tokens / 1.3)
     facts = {"max_model_len_tokens": longest}
     return DrawnServer(tape=tape, requests=requests, pool=pool, facts=facts).play()

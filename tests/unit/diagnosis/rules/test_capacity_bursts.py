@@ -35,8 +35,9 @@ def history(pressed_minutes: int, *, hours: int = 12, rest_minutes: int = 120, f
     [
         pytest.param(history(5), "ok", id="a short burst"),
         pytest.param(history(5, rest_minutes=10), "suspect", id="not over yet"),
-        pytest.param(history(10, rest_minutes=10), "fault", id="ten minutes that are not over"),
-        pytest.param(history(12, rest_minutes=40), "fault", id="much of the last hours"),
+        pytest.param(history(10, rest_minutes=10), "suspect", id="ten minutes that are not over"),
+        pytest.param(history(12, rest_minutes=40), "suspect", id="much of the last hours"),
+        pytest.param(history(12, hours=5), "fault", id="much of few hours"),
         pytest.param(history(30), "fault", id="half an hour of twelve"),
         pytest.param(history(5, hours=5), "suspect", id="a history of few hours"),
         pytest.param(history(5, finished=0), "fault", id="nothing finished"),
