@@ -62,12 +62,14 @@ class Outcome:
         return [one for one, given in self.called.items() if given == status and one not in true]
 
 
-def moments(hours: float) -> Iterator[float]:
-    """Hours at which a world is judged: each half hour at first, then rarer, and the end."""
-    at = 0.5
+def moments(hours: float, onset_hours: float = 0.0) -> Iterator[float]:
+    """Hours at which a world is judged: each half hour at first, then rarer, those that are scored, and the end."""
+    scored = {onset_hours + 1.5, onset_hours + 10.0}
+    at, some = 0.5, set()
     while at < hours:
-        yield at
+        some.add(at)
         at += 0.5 if at < 4.0 else max(1.0, 0.25 * at)
+    yield from sorted(one for one in some | scored if one < hours)
     yield hours + 1.0
 
 
@@ -79,7 +81,7 @@ def judged(world: World, seed: int) -> Outcome:
     fired: dict[str, set[str]] = {name: set() for name in DETECTORS}
     before: set[str] = set()
     was_right = False
-    for at in moments(world.hours):
+    for at in moments(world.hours, world.onset_hours):
         diagnosis = diagnose(prefix(timeline, begin + at * HOUR), facts)
         called = [one for one in diagnosis.findings if one.status in ("suspect", "fault")]
         earlier = [one for life in diagnosis.lives for one in life.findings]
