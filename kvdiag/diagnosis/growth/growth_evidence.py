@@ -28,9 +28,11 @@ Reason = Literal[
     "recent",
     "slowing",
     "no past",
+    "held",
 ]
 """The gate that decided; `grows` passed all of them. `slowing`: every fifth of the history rose less than the one
-before. `no past`: garbage-collected memory over a short window without a history to compare with."""
+before. `no past`: garbage-collected memory over a short window without a history to compare with. `held`: a fault of a
+window that ended before, whose growth has not been released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,9 @@ class GrowthEvidence:
     the rise over the largest one in earlier windows of this length, `None` without enough history. `later_ratio` is the
     later half's rate over the earlier half's. `detection_limit_bytes_per_second` is the least rate that is called.
     `since_seconds` is when the longest window that is as sure of the growth as any began. `over_work`: the window was
-    judged over the work done in it, and its rates are means over its time.
+    judged over the work done in it, and its rates are means over its time. `keeps_up`: its later half climbs faster
+    than the slowest warm-up would. `p_steps` is the probability of its steps where levels move either way.
+    `age_seconds` is how long ago it ended, of growth that is held.
     """
 
     status: GrowthStatus
@@ -78,6 +82,9 @@ class GrowthEvidence:
     detection_limit_bytes_per_second: float
     since_seconds: float | None = None
     over_work: bool = False
+    keeps_up: bool = True
+    p_steps: float = 1.0
+    age_seconds: float = 0.0
 
     @property
     def grows(self) -> bool:

@@ -97,10 +97,14 @@ class GrowthLimits:
     steps_ratio: float = 0.5
     """Rate without steps over that with them, below which growth came in steps."""
 
+    steps_per_hour: float = 2.0 / 3.0
+    """How often the level of a healthy server moves, up or down: arenas and caches take and return memory every few
+    hours."""
+
     steps_p: float = 0.035
     certain_steps_p: float = 0.001
-    """p-values of so many steps up and none down: five are suspect, ten a fault. Healthy servers also grow in steps,
-    but not for long."""
+    """p-values of so many steps within the time, all of them up: two in an hour are suspect and four a fault; of a day,
+    in which as many may come anyway, five and ten."""
 
     jump_deviations: float = 6.0
     jump_min_bytes: int = 24 * MIB
@@ -115,6 +119,21 @@ class GrowthLimits:
     suspect_windows: int = 2
     fault_windows: int = 2
     """Evaluations that must grow for a suspect; of a fault all do, and so many reach its limits."""
+
+    held_windows: float = 1.0
+    """How long a fault holds while its growth continues unevenly, in windows: then another window has to show it."""
+
+    paused_ratio: float = 1.0 / 3.0
+    held_rate_ratio: float = 0.25
+    """How long it holds, in windows, at less than this share of its rate: then the growth has ended."""
+
+    held_steps: int = 6
+    held_share: int = 12
+    held_minutes: int = 10
+    """Looks back in a window's length, the share of the window whose median is its level, and the least such time."""
+
+    released_ratio: float = 0.5
+    """Share of a fault's growth whose return ends the fault."""
 
     slowing_hours: float = 8.0
     """Shorter windows do not decide while each fifth of the history rises less than the one before."""
@@ -176,7 +195,18 @@ class GrowthLimits:
     """Age up to which an engine sample gives the load of another sample: scrapes come every 15 to 60 s."""
 
     warmup_seconds: float = 1800.0
-    """Uptime of a process, if its start was observed, that is left out: kernels, graphs and pools are loaded in it."""
+    warmup_ratio: float = 0.25
+    """Uptime of a process that is left out, if its start was observed, and its largest share: kernels, graphs and pools
+    are loaded in it."""
+
+    warmup_hours: float = 1.0
+    """Time constant of the slowest warm-up that continues after that: growth whose rate keeps up is none."""
+
+    steady_bytes: float = 400e6
+    """Growth at a rate that keeps up from which it is a fault within two hours: healthy heaps return less at once."""
+
+    steady_work_ratio: float = 0.8
+    """Work of the later half of a window over the earlier: where work falls, a warm-up looks even over work."""
 
     resident_hours: float = 6.0
     """Window from which growing resident bytes are a leak, although they include mapped files."""
@@ -193,6 +223,10 @@ class GrowthLimits:
 
     cache_urgent_seconds: float = 4 * 3600.0
     """Time to exhaustion below which it no longer matters whether it is a cache: on-call has to act."""
+
+    def after_warmup(self, begin_seconds: float, end_seconds: float) -> float:
+        """When the warm-up of a process that began at one time, and was last observed at another, is left out."""
+        return begin_seconds + min(self.warmup_seconds, self.warmup_ratio * max(end_seconds - begin_seconds, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

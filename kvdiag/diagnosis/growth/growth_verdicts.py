@@ -144,6 +144,9 @@ def _judged(growth: GrowthEvidence, subject: str, hours: float) -> tuple[Status,
     if growth.grows:
         only_up = growth.steps_up >= 2 and not growth.steps_down  # noqa: PLR2004 - a plural
         steps = f" in {plural(growth.steps_up, 'step')} up, none down," if only_up else ""
+        if growth.reason == "held":
+            ago = format_duration(growth.age_seconds)
+            return "fault", f"{subject} grew {rate}{steps} over {window} until {ago} ago and has not been released"
         if growth.status == "fault":
             return "fault", f"{subject} grows {rate}{steps} over {window} and is not released"
         doubt = "random drift or one-time loading" if growth.reason == "grows" else "garbage collection"
@@ -176,14 +179,18 @@ def _evidence(
         ("growth_of_the_floor", growth.floor_gain_bytes, "bytes", source),
         ("slope_over_error", round(growth.strength, 1), "", "computed"),
         ("later_half_ratio", growth.later_ratio, "ratio", "computed"),
+        ("later_half_keeps_up", "yes" if growth.keeps_up else "no", "", "computed"),
         ("p_drift", growth.p_drift, "p-value", "computed"),
+        ("p_steps", growth.p_steps, "p-value", "computed"),
         ("beyond_past", None if growth.beyond_past is None else round(growth.beyond_past, 2), "times", "computed"),
         ("steps_up", growth.steps_up, "steps", source),
         ("steps_down", growth.steps_down, "steps", source),
         ("detection_limit", growth.detection_limit_bytes_per_second * HOUR_SECONDS, "bytes per hour", "computed"),
+        ("time_since_growth", growth.age_seconds, "seconds", source),
         ("room", figures.room_bytes, "bytes", source),
         ("time_to_exhaustion_earliest", figures.exhaustion_low_seconds, "seconds", "computed"),
         ("time_to_exhaustion", figures.exhaustion_seconds, "seconds", "computed"),
         ("time_to_exhaustion_latest", figures.exhaustion_high_seconds, "seconds", "computed"),
     )
-    return tuple(Evidence(*row) for row in rows)
+    # How long ago a window ended is evidence where it did.
+    return tuple(Evidence(*row) for row in rows if growth.reason == "held" or row[0] != "time_since_growth")

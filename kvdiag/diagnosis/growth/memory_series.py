@@ -116,7 +116,7 @@ class MemorySeries:
         first = min((times[0] for times, _ in lines), default=0.0)
         last = max((times[-1] for times, _ in lines), default=0.0)
         served = self.engines.times_seconds[0] if self.engines.times_seconds else None
-        started = -math.inf if self.started_seconds is None else self.started_seconds + limits.warmup_seconds
+        started = -math.inf if self.started_seconds is None else limits.after_warmup(self.started_seconds, last)
         assessed = {}
         for owner, line in self.points[part].items():
             times, _ = line
@@ -124,7 +124,7 @@ class MemorySeries:
                 continue
             # Where its beginning was observed, what comes with a beginning is left out; else the gates have to do.
             begun = self.engines.fresh or times[0] - first > limits.reading_age_seconds
-            since = max(times[0] + limits.warmup_seconds if begun else times[0], started)
+            since = max(limits.after_warmup(times[0], times[-1]) if begun else times[0], started)
             assessed[owner] = assess(self._awake(line, since, part), limits, served)
         return assessed
 

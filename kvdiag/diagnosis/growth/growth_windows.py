@@ -1,0 +1,317 @@
+"""The minutes of one series, and the gates that a window of them passes: their order and reasons are in `estimator`."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import fmean, median
+
+from kvdiag import stats
+from kvdiag.diagnosis.growth.growth_evidence import (
+    HOUR_SECONDS,
+    MINUTE_SECONDS,
+    MINUTES_PER_HOUR,
+    GrowthEvidence,
+    Series,
+)
+from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minutes:
+    """Medians, minima and mean load of each minute, the newest last; `None` where a minute has no sample."""
+
+    medians: list[float | None]
+    lows: list[float | None]
+    load: list[float] | None
+    spacing_seconds: float
+    collected: bool
+    newest_minute: int
+
+    @classmethod
+    def of(cls, series: Series, limits: GrowthLimits) -> Minutes:
+        """At most one value a minute, over the longest window and the history that it is compared with."""
+        end = series.times_seconds[-1]
+        longest = (1.0 + limits.past_windows) * limits.window_hours[-1] * HOUR_SECONDS
+        start = bisect_left(series.times_seconds, end - longest)
+        times = series.times_seconds[start:]
+        count = int((end - times[0]) / MINUTE_SECONDS) + 1
+
+        def cells(values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+            # A sample on the edge belongs to the minute that it ends.
+            return stats.binned(times, values, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)
+
+        every = cells(series.sizes_bytes[start:])
+        load = None if series.load is None else [_mean(cell) if cell else None for cell in cells(series.load[start:])]
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        return cls(
+            medians=[_middle(cell) if cell else None for cell in every],
+            lows=[min(cell) if cell else None for cell in every],
+            load=None if load is None else stats.interpolated(load, limits.load_filled_ratio),
+            spacing_seconds=median(gaps) if gaps else 0.0,
+            collected=series.collected,
+            newest_minute=int(end / MINUTE_SECONDS),
+        )
+
+    def until(self, back: int) -> Minutes:
+        """The minutes without so many of the newest ones."""
+        end = len(self.medians) - back
+        load = None if self.load is None else self.load[:end]
+        return replace(self, medians=self.medians[:end], lows=self.lows[:end], load=load)
+
+    def held(
+        self, lengths: Sequence[int], limits: GrowthLimits, certain: Callable[[GrowthEvidence, Minutes], bool]
+    ) -> GrowthEvidence | None:
+        """A window that ended before and was a fault then, whose growth was not released since, nor has long stopped.
+
+        Of each length, and of the whole history until then. `certain` confirms the fault by what was known then.
+        """
+        count = len(self.medians)
+        for length in lengths:
+            step = max(length // limits.held_steps, 1)
+            medians, _ = self._at_equal_load(0, count, max(length // limits.bins, 1), limits)
+            share = max(length // limits.held_share, limits.held_minutes)
+            least, newer, now = math.inf, count, _level(medians, count, share)
+            # The moments of a fixed grid: a later history finds the same.
+            for back in range(self.newest_minute % step or step, round(limits.held_windows * length) + 1, step):
+                end = count - back
+                size = length if length < lengths[-1] else min(length, end)
+                if size > end or size < lengths[0] or back > limits.held_windows * size:
+                    break
+                # The lowest level since then: what was released and grew again is another growth.
+                since = (_level(medians, place, share) for place in range(newer, end, -share))
+                least, newer = min([least, *(level for level in since if level is not None)]), end
+                before, then = _level(medians, end - size + share, share), _level(medians, end, share)
+                if before is None or then is None or now is None or then - before < limits.min_gain_bytes:
+                    continue
+                # What has stopped is over sooner than what continues more slowly, or with more noise.
+                middle = _level(medians, count - back // 2, share) or now
+                continues = now - middle >= limits.held_rate_ratio * (then - before) * (back // 2) / size
+                if back > limits.paused_ratio * size and not continues:
+                    continue
+                past = self.until(back)
+                one = past.judged(size, limits) if then - least < limits.released_ratio * (then - before) else None
+                if one is not None and one.status == "fault":
+                    one = replace(one, reason="held", age_seconds=back * MINUTE_SECONDS)
+                    if certain(one, past):
+                        return one
+        return None
+
+    def judged(self, length: int, limits: GrowthLimits) -> GrowthEvidence | None:
+        """The window of so many minutes that ends now, confirmed by those that ended before; `None` if too sparse."""
+        # Bins of two samples at least: a scrape comes late now and then, and a bin without any is a hole.
+        sparse = self.spacing_seconds > limits.dense_seconds
+        spaced = math.ceil(limits.bin_readings * self.spacing_seconds / MINUTE_SECONDS) if sparse else 1
+        size = max(-(-length // limits.bins), spaced)
+        length -= length % size
+        found: list[GrowthEvidence] = []
+        for share in limits.confirming_ratios:
+            end = len(self.medians) - int(share * length)
+            one = self._window(max(end - length, 0), end, size, limits)
+            if one is None or (found and end < limits.confirming_filled_ratio * length):
+                break
+            found.append(one)
+            if not one.grows:
+                break
+        if not found or not found[0].grows:
+            return found[0] if found else None
+        agreed = [one.status for one in found if one.grows]
+        if len(agreed) < limits.suspect_windows:
+            return replace(found[0], status="unknown", reason="recent")
+        certain = agreed.count("fault") >= limits.fault_windows and len(agreed) == len(limits.confirming_ratios)
+        return replace(found[0], status="fault" if certain else "suspect")
+
+    def _window(self, start: int, end: int, size: int, limits: GrowthLimits) -> GrowthEvidence | None:
+        """One window through all gates but the last; `None` where too few of its bins hold samples."""
+        # A window shortened at its beginning keeps whole bins.
+        start += (end - start) % size
+        count = (end - start) // size
+        back = max(0, start - max(limits.past_minutes, int(limits.past_windows * (end - start))))
+        back += (start - back) % size
+        medians, removed = self._at_equal_load(back, end, size, limits)
+        bins = _binned(medians, size, median)
+        level = stats.interpolated(bins[-count:], limits.filled_ratio) if count >= limits.min_bins else None
+        if level is None:
+            return None
+        past = [value for value in bins[:-count] if value is not None]
+        # The lowest samples of a bin are those of its lowest load, which is not the mean that is taken out.
+        lows = None
+        if not removed:
+            lows = stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio)
+        return replace(self._gated(level, lows or level, past, size, limits), load_removed=removed)
+
+    def _at_equal_load(
+        self, start: int, end: int, size: int, limits: GrowthLimits
+    ) -> tuple[Sequence[float | None], bool]:
+        """Gate 1: the minutes less what follows the load, and whether there was any such part."""
+        medians: Sequence[float | None] = self.medians[start:end]
+        means = None if self.load is None else stats.interpolated(_binned(medians, size, _mean), limits.filled_ratio)
+        if self.load is None or means is None:
+            return medians, False
+        load = self.load[start:end]
+        columns = [load, list(accumulate(load, max))]
+        binned = [[mean for mean in _binned(each, size, _mean) if mean is not None] for each in columns]
+        follows = stats.sensitivities(means, binned, limits.load_correlation)
+        for column, sensitivity in zip(columns, follows, strict=True):
+            if sensitivity:
+                average = fmean(column)
+                medians = [
+                    None if value is None else value - sensitivity * (each - average)
+                    for value, each in zip(medians, column, strict=True)
+                ]
+        return medians, any(follows)
+
+    def _gated(
+        self, level: Sequence[float], lows: Sequence[float], past: Sequence[float], size: int, limits: GrowthLimits
+    ) -> GrowthEvidence:
+        """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin."""
+        count = len(level)
+        hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
+        jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_min_bytes)
+        # Levels that moved both ways are events apart from the growth; steps that only go up are the growth itself.
+        smooth = jumps.values if jumps.ups and jumps.downs else level
+        rate = stats.theil_sen(smooth)
+        error = stats.slope_error(smooth, rate)
+        gain, half, quarter = rate * count, count // 2, count // 4
+        quarters = [median(smooth[count * part // 4 : count * (part + 1) // 4]) for part in range(4)]
+        rises = [later - earlier for earlier, later in pairwise(quarters)]
+        risen = sum(rises)
+        floor_gain = min(lows[-quarter:]) - min(lows[:quarter])
+        earlier, later = stats.theil_sen(smooth[:half]), stats.theil_sen(smooth[-half:])
+        beyond = _beyond_past(risen, past, quarter, limits)
+        evidence = GrowthEvidence(
+            status="none",
+            reason="flat",
+            window_hours=hours,
+            bytes_per_second=rate / bin_seconds,
+            error_bytes_per_second=error / bin_seconds,
+            later_bytes_per_second=later / bin_seconds,
+            gain_bytes=gain,
+            floor_gain_bytes=floor_gain,
+            strength=rate / error if error > 0.0 else 0.0,
+            p_drift=1.0,
+            beyond_past=beyond,
+            later_ratio=later / earlier if earlier > 0.0 else 1.0 if later > 0.0 else 0.0,
+            keeps_up=_keeps_up(earlier, later, error, hours, limits),
+            steps_up=jumps.ups,
+            steps_down=jumps.downs,
+            load_removed=False,
+            detection_limit_bytes_per_second=max(
+                limits.min_bytes_per_hour / HOUR_SECONDS,
+                limits.min_gain_bytes / (hours * HOUR_SECONDS),
+                limits.visible_errors * error / bin_seconds,
+            ),
+        )
+        claim = max(gain, risen)
+        if claim < max(limits.min_gain_bytes, limits.min_bytes_per_hour * hours):
+            return evidence
+        if floor_gain < limits.floor_ratio * claim:
+            return replace(evidence, reason="returns")
+        if stats.is_step(level) or max(rises) > limits.largest_quarter_ratio * risen:
+            return replace(evidence, reason="event")
+        if later < limits.later_ratio * earlier or rises[-1] < limits.last_quarter_ratio * risen:
+            return replace(evidence, reason="ended")
+        long_past = len(past) * size >= max(limits.compared_windows * count * size, limits.compared_minutes)
+        if long_past and quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen:
+            return replace(evidence, reason="recurring")
+        tails = (stats.drift_tail(smooth, pieces) for pieces in limits.drift_pieces)
+        p_drift = min((tail for tail in tails if tail is not None), default=1.0)
+        evidence = replace(evidence, status="unknown", p_drift=p_drift)
+        if evidence.strength < limits.suspect_strength:
+            return replace(evidence, reason="weak")
+        if min(rises) <= 0.0:
+            return replace(evidence, reason="uneven")
+        in_steps = bool(jumps.ups and not jumps.downs) and stats.theil_sen(jumps.values) < limits.steps_ratio * rate
+        return self._significance(evidence, limits, in_steps=in_steps, long_past=long_past)
+
+    def _significance(
+        self, evidence: GrowthEvidence, limits: GrowthLimits, *, in_steps: bool, long_past: bool
+    ) -> GrowthEvidence:
+        """Gate 9, and how sure growth that passed it is: by its steps or by its drift."""
+        beyond = evidence.beyond_past or 0.0
+        # Growth that came in steps is as sure as their number makes it, or as they were even.
+        p_steps = _p_steps(evidence, limits) if in_steps else 1.0
+        evidence = replace(evidence, p_steps=p_steps)
+        if evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past and p_steps >= limits.steps_p:
+            return replace(evidence, reason="few steps" if in_steps else "drift")
+        certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
+        certain = certain or p_steps < limits.certain_steps_p or evidence.gain_bytes >= limits.certain_gain_bytes
+        certain = certain and evidence.strength >= limits.fault_strength
+        steady = evidence.keeps_up and evidence.gain_bytes >= limits.steady_bytes
+        garbage = self.collected and evidence.gain_bytes < limits.collected_bytes and not steady
+        if certain and garbage and not long_past and evidence.window_hours < limits.collected_hours:
+            return replace(evidence, status="suspect", reason="no past")
+        return replace(evidence, status="fault" if certain else "suspect", reason="grows")
+
+
+def slowing(minutes: Minutes, limits: GrowthLimits) -> bool:
+    """Whether each fifth of the whole history rose less than the one before: a warm-up of hours looks steady for one.
+
+    Of steady growth in noise one in 24 looks so, which costs it until the window of `slowing_hours` decides.
+    """
+    size = len(minutes.medians) // 5
+    if size < limits.slowing_fifth_minutes:
+        return False
+    fifths = stats.interpolated(_binned(minutes.medians[-5 * size :], size, median), limits.filled_ratio)
+    if fifths is None:
+        return False
+    rises = [later - earlier for earlier, later in pairwise(fifths)]
+    slower = all(later < earlier for earlier, later in pairwise(rises))
+    return slower and rises[0] > 0.0 and rises[-1] < limits.slowing_ratio * rises[0]
+
+
+def _level(minutes: Sequence[float | None], end: int, count: int) -> float | None:
+    """The median of so many minutes before an end; `None` where none has a sample."""
+    known = [value for value in minutes[max(end - count, 0) : end] if value is not None]
+    return median(known) if known else None
+
+
+def _p_steps(evidence: GrowthEvidence, limits: GrowthLimits) -> float:
+    """The p-value of so many steps within the window, all of them up, where healthy levels move either way."""
+    expected, steps = evidence.window_hours * limits.steps_per_hour, evidence.steps_up
+    fewer = sum(math.exp(place * math.log(expected) - expected - math.lgamma(place + 1.0)) for place in range(steps))
+    return max(1.0 - fewer, 0.0) * stats.binomial_tail(steps, steps)
+
+
+def _keeps_up(earlier: float, later: float, error: float, hours: float, limits: GrowthLimits) -> bool:
+    """Whether the later half of a window climbs faster, by its error, than the slowest warm-up would by then."""
+    if earlier <= 0.0:
+        return later > 0.0
+    # Half of the values leave a slope 2^1.5 times the error.
+    spread = 2.0**1.5 * error / earlier * math.hypot(1.0, later / earlier)
+    slowest: float = math.exp(-hours / (2.0 * limits.warmup_hours))
+    return bool(later / earlier - spread > slowest)
+
+
+def _beyond_past(risen: float, past: Sequence[float], quarter: int, limits: GrowthLimits) -> float | None:
+    """The rise of a window over the largest movement of earlier windows of the same length."""
+    medians = [median(past[end - quarter : end]) for end in range(len(past), quarter - 1, -quarter)]
+    if len(medians) < limits.past_quarters:
+        return None
+    most = max(abs(newer - older) for newer, older in zip(medians, medians[3:], strict=False))
+    return risen / max(most, 1.0)
+
+
+def _binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[float]], float]) -> list[float | None]:
+    """Bins of so many minutes, the newest whole; `None` where a bin holds no sample."""
+    cells = (
+        [value for value in minutes[start : start + size] if value is not None]
+        for start in range(len(minutes) % size, len(minutes), size)
+    )
+    return [of(cell) if cell else None for cell in cells]
+
+
+def _middle(values: Sequence[float]) -> float:
+    # Most minutes have one sample or two.
+    if len(values) == 1:
+        return values[0]
+    return median(values) if len(values) > 2 else (values[0] + values[1]) / 2  # noqa: PLR2004
+
+
+def _mean(values: Sequence[float]) -> float:
+    if len(values) == 1:
+        return float(values[0])
+    return fmean(values) if len(values) > 2 else (values[0] + values[1]) / 2  # noqa: PLR2004
