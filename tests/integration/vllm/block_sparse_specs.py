@@ -15,49 +15,16 @@ from typing import Any
 
 import registry_layers  # type: ignore[import-not-found]  # stands in for torchvision, which images alone need
 import torch
+from bare_layers import made, settings  # type: ignore[import-not-found]
 from vllm.config import set_current_vllm_config
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.kv_cache_layout import KVCacheLayout
 
 assert registry_layers.Finder in {type(one) for one in sys.meta_path}
 
 from vllm.models.minimax_m3.common.indexer import MiniMaxM3IndexerCache  # noqa: E402
 from vllm.models.minimax_m3.common.sparse_attention import MiniMaxM3SparseBackend  # noqa: E402
 from vllm.models.minimax_m3.nvidia.model import MiniMaxM3SparseAttention, _sparse_attention_layer_ids  # noqa: E402
-
-
-def settings(case: dict[str, Any]) -> Any:
-    """The engine's settings, as far as specs and grouping ask for them."""
-    (block,) = MiniMaxM3SparseBackend.get_supported_kernel_block_sizes()
-    cache = SimpleNamespace(
-        block_size=block,
-        cache_dtype="auto",
-        num_gpu_blocks_override=None,
-        prefix_cache_retention_interval=None,
-        get_resolved_kv_cache_layout=lambda: KVCacheLayout.BLHNC,
-    )
-    return SimpleNamespace(
-        cache_config=cache,
-        attention_config=SimpleNamespace(indexer_sparse_logits=False, hisparse_config=None),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
-        model_config=SimpleNamespace(max_model_len=case["context"], original_max_model_len=case["context"]),
-        speculative_config=None,
-        num_speculative_tokens=0,
-        num_prefill_lookahead_tokens=0,
-        max_in_flight_tokens=2_048,
-        compilation_config=SimpleNamespace(static_forward_context={}),
-    )
-
-
-def made(kind: Any, **attributes: Any) -> Any:
-    """A layer of vLLM's class without its kernels."""
-    layer = kind.__new__(kind)
-    torch.nn.Module.__init__(layer)
-    for name, value in attributes.items():
-        setattr(layer, name, value)
-    return layer
 
 
 def specs(case: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -88,7 +55,8 @@ def specs(case: dict[str, Any], config: Any) -> dict[str, Any]:
 
 def told(case: dict[str, Any]) -> dict[str, Any]:
     """The pool's figures for a case."""
-    config = settings(case)
+    (block,) = MiniMaxM3SparseBackend.get_supported_kernel_block_sizes()
+    config = settings(block=block, cache_dtype="auto", context=case["context"])
     with set_current_vllm_config(config):
         made_configs = kv_cache_utils.get_kv_cache_configs(config, [specs(case, config)], [case["pool_bytes"]])
     tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_configs[0])

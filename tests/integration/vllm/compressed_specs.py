@@ -15,42 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from bare_layers import made, settings  # type: ignore[import-not-found]
 from vllm.config import set_current_vllm_config
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.kv_cache_layout import KVCacheLayout
-
-
-def settings(case: dict[str, Any]) -> Any:
-    """The engine's settings, as far as specs and grouping ask for them."""
-    cache = SimpleNamespace(
-        block_size=case["block_size"],
-        cache_dtype="fp8_ds_mla",
-        num_gpu_blocks_override=None,
-        prefix_cache_retention_interval=None,
-        get_resolved_kv_cache_layout=lambda: KVCacheLayout.BLHNC,
-    )
-    return SimpleNamespace(
-        cache_config=cache,
-        attention_config=SimpleNamespace(indexer_sparse_logits=False, hisparse_config=None),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
-        model_config=SimpleNamespace(max_model_len=case["context"], original_max_model_len=case["context"]),
-        speculative_config=None,
-        num_speculative_tokens=case["drafts"],
-        num_prefill_lookahead_tokens=0,
-        max_in_flight_tokens=case["in_flight"],
-        compilation_config=SimpleNamespace(static_forward_context={}),
-    )
-
-
-def made(kind: Any, **attributes: Any) -> Any:
-    """A layer of vLLM's class without its kernels."""
-    layer = kind.__new__(kind)
-    torch.nn.Module.__init__(layer)
-    for name, value in attributes.items():
-        setattr(layer, name, value)
-    return layer
 
 
 def layers(case: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -119,7 +87,13 @@ class _Bound:
 
 def told(case: dict[str, Any]) -> dict[str, Any]:
     """The pool's figures for a case."""
-    config = settings(case)
+    config = settings(
+        block=case["block_size"],
+        cache_dtype="fp8_ds_mla",
+        context=case["context"],
+        drafts=case["drafts"],
+        in_flight=case["in_flight"],
+    )
     with set_current_vllm_config(config):
         specs = {name: layer.get_kv_cache_spec(config) for name, layer in layers(case, config).items()}
     made_configs = kv_cache_utils.get_kv_cache_configs(config, [specs], [case["pool_bytes"]])

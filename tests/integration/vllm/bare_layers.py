@@ -1,0 +1,44 @@
+"""vLLM's layers without their kernels, and the engine's settings as specs of caches and their grouping need them.
+
+Imported by programs of this folder that run in vLLM's own Python.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+
+def settings(*, block: int, cache_dtype: str, context: int, drafts: int = 0, in_flight: int = 2_048) -> Any:
+    """The engine's settings; `drafts` and `in_flight` are tokens."""
+    cache = SimpleNamespace(
+        block_size=block,
+        cache_dtype=cache_dtype,
+        num_gpu_blocks_override=None,
+        prefix_cache_retention_interval=None,
+        get_resolved_kv_cache_layout=lambda: KVCacheLayout.BLHNC,
+    )
+    return SimpleNamespace(
+        cache_config=cache,
+        attention_config=SimpleNamespace(indexer_sparse_logits=False, hisparse_config=None),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
+        model_config=SimpleNamespace(max_model_len=context, original_max_model_len=context),
+        speculative_config=None,
+        num_speculative_tokens=drafts,
+        num_prefill_lookahead_tokens=0,
+        max_in_flight_tokens=in_flight,
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
+
+
+def made(kind: Any, **attributes: Any) -> Any:
+    """A layer of vLLM's class without its kernels."""
+    layer = kind.__new__(kind)
+    torch.nn.Module.__init__(layer)
+    for name, value in attributes.items():
+        setattr(layer, name, value)
+    return layer
