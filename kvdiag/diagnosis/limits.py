@@ -305,8 +305,7 @@ class Limits:
     `busy_floor_seconds` and in its last ones: below both, half an hour of a day, bursts cost next to nothing."""
 
     rare_ratio: float = 0.03
-    """Of the time in which requests lack room, up to which so few preemptions are a suspect: 43 minutes of a
-    day."""
+    """Of the time in which requests lack room, up to which so few preemptions are a suspect: 43 minutes of a day."""
 
     burst_gap_seconds: float = 300.0
     """Of the time between two samples no more is taken as observed: a scrape is a minute, seldom five."""
