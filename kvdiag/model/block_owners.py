@@ -117,6 +117,11 @@ class BlockOwners(Checked):
             return f"requests last held {held_last} of {self.orphaned_blocks} orphaned blocks"
         if len(self.orphans) > min(len(set(self.orphans)), self.orphaned_blocks):
             return f"lists {len(self.orphans)} orphans, some twice or more than its {self.orphaned_blocks}"
+        # The null block is not usable, and has an id.
+        if (last := max(self.orphans, default=0)) > self.usable_blocks:
+            return f"lists orphan {last}, of {self.usable_blocks} blocks"
+        if self.closed_counts and self.unconfirmed_blocks:
+            return f"has {self.unconfirmed_blocks} unconfirmed blocks in {self.closed_counts} counts without any"
         if (largest := max(self.group_blocks, default=0)) > self.usable_blocks:
             return f"a group has {largest} of {self.usable_blocks} blocks"
         if (held := self.held) and (most := max(held.longest_blocks, held.stalled_blocks)) > self.usable_blocks:

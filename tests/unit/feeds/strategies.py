@@ -55,13 +55,15 @@ def _owned(fields: Fields) -> Fields:
     fields = {**ascending(fields, "closed_counts", "counts"), **blocks, "last_holders": held}
     usable = sum(blocks.values())
     groups = tuple(min(one, usable) for one in fields["group_blocks"])
-    orphans = tuple(sorted(set(fields["orphans"])))[: blocks["orphaned_blocks"]]
+    orphans = tuple(sorted({one for one in fields["orphans"] if one <= usable}))[: blocks["orphaned_blocks"]]
+    closed = 0 if blocks["unconfirmed_blocks"] else fields["closed_counts"]
     requests = fields["held"] and dataclasses.replace(
         fields["held"],
         longest_blocks=min(fields["held"].longest_blocks, usable),
         stalled_blocks=min(fields["held"].stalled_blocks, usable),
     )
-    return {**fields, "usable_blocks": usable, "group_blocks": groups, "orphans": orphans, "held": requests}
+    figures = {"usable_blocks": usable, "group_blocks": groups, "orphans": orphans, "closed_counts": closed}
+    return {**fields, **figures, "held": requests}
 
 
 def _profiled(fields: Fields) -> Fields:

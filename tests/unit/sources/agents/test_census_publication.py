@@ -93,6 +93,8 @@ CULPRIT = CENSUS_PUBLICATION["culprits"][0]
         changed(orphans=["1"]),
         changed(orphans=[7, 7]),
         changed(orphans=[7, 8, 9, 10, 11, 12, 13]),
+        changed(orphans=[1001]),
+        owned(free=573, unconfirmed=1),
         changed(groups=[1001]),
         changed(at_monotonic_seconds=1e9),
         changed(engine=0),
