@@ -25,7 +25,6 @@ from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.long_requests import filled_by_few
 from kvdiag.diagnosis.prescriptions import for_requests
 from kvdiag.diagnosis.request_failures import pool_full
 from kvdiag.diagnosis.rule import unknown
@@ -71,11 +70,6 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         bursts = f"requests lacked room for {format_ratio(share)} of the time, in bursts that are over"
         cost = f" ({plural(preempted, 'preemption')} with recomputation)" if preempted else ""
         return (Finding(ID, "ok", f"{bursts}{cost}", (*evidence, Evidence("burst_time", share, "ratio", "engine"))),)
-    share = _work_share(timeline, facts, limits) if totals.queued else None
-    collapsed = share is not None and share < limits.queue_collapse_ratio
-    if (preempted or totals.queued) and not collapsed and (held := filled_by_few(timeline)) is not None:
-        reason = f"requests waited behind {held.requests}, each with {format_ratio(held.share_ratio)} of the pool"
-        return (Finding(ID, "ok", f"{reason}: see capacity.long_context", evidence),)
     if preempted:
         # A request may be preempted many times.
         waited = f"up to {most} requests waited for KV {unit}s{limit}"
@@ -83,8 +77,9 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         return (Finding(ID, status, f"{plural(preempted, 'preemption')} with recomputation; {waited}", evidence),)
     if totals.queued:
         summary = f"the pool is full: up to {plural(most, 'request')} waited for KV {unit}s{limit}"
+        share = _work_share(timeline, facts, limits)
         evidence = (*evidence, Evidence("throughput_ratio_while_waiting", share, "ratio", "computed"))
-        if share is not None and collapsed:
+        if share is not None and share < limits.queue_collapse_ratio:
             summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of normal"
             return (Finding(ID, "fault", summary, evidence),)
         return (Finding(ID, "suspect", summary, evidence),)

@@ -1,14 +1,12 @@
 """capacity.long_context: one request's context needs more memory than there is.
 
 Decided in this order: a single request that ran out of memory, a pool smaller than max_model_len, and a request that
-has the whole pool and makes no progress are faults; a queue behind one or two requests that fill the pool is suspect; a
-long request that completed is ok.
+has the whole pool and makes no progress are faults; a long request that completed is ok.
 """
 
 from collections.abc import Iterator, Sequence
 
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.diagnosis.long_requests import LongRequests, filled_by_few
 from kvdiag.diagnosis.prescriptions import for_context, with_room_for
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
 from kvdiag.diagnosis.rule import unknown
@@ -20,7 +18,7 @@ from kvdiag.diagnosis.timeline_queries import (
     under_load,
     whole_load,
 )
-from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio, plural
+from kvdiag.formatting import format_bytes, format_count, format_duration
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Sample, Span, Timeline
 
 ID = "capacity.long_context"
@@ -65,8 +63,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "fault", summary, evidence, remedy=remedy, prescription=prescription),)
     if (stuck := _stuck(timeline, facts, limits)) is not None:
         return (stuck,)
-    if (held := filled_by_few(timeline)) is not None:
-        return (_queue_behind(held, capacity, longest),)
     worked = [
         span
         for span in timeline.spans(STEP)
@@ -89,24 +85,6 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("capacity", capacity, "tokens", "engine"),
     )
     return (Finding(ID, "ok", f"a request with a prompt of {format_count(tokens)} tokens completed", evidence),)
-
-
-def _queue_behind(held: LongRequests, capacity: int | None, longest: int | None) -> Finding:
-    """The finding of requests so long that one or two of them fill the pool while others wait."""
-    tokens = None if capacity is None else round(held.share_ratio * capacity)
-    length = "" if tokens is None else f" ({format_count(tokens)} tokens)"
-    summary = (
-        f"{held.requests} with {format_ratio(held.share_ratio)} of the pool each{length} filled it while up to "
-        f"{plural(held.waiting, 'request')} waited"
-    )
-    evidence = (
-        Evidence("running", held.running, "requests", "engine"),
-        Evidence("max_waiting", held.waiting, "requests", "engine"),
-        Evidence("share_of_each_request", held.share_ratio, "ratio", "engine"),
-        Evidence("capacity", capacity, "tokens", "engine"),
-        Evidence("max_model_len", longest, "tokens", "engine"),
-    )
-    return Finding(ID, "suspect", summary, evidence)
 
 
 def _observed(timeline: Timeline, span: Span, facts: Facts) -> Sequence[Sample]:

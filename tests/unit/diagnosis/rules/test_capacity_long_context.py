@@ -3,8 +3,6 @@ from functools import partial
 
 import pytest
 
-from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.diagnosis.rules.capacity_concurrency import judge as concurrency
 from kvdiag.diagnosis.rules.capacity_long_context import judge
 from kvdiag.model import Engine, Facts, Finding, Load, Mark, Outcome, Sample, Timeline, Workload
 from tests.builders.answers import ANY_TEXT, evidence, only, rows
@@ -261,31 +259,3 @@ def test_the_first_request_alone_that_ran_out_is_reported() -> None:
     first = ran(16_384, 1_024, error=OOM)
     assert ("fault", 16_384, 3 * GIB) == (first.status, evidence(first)["prompt"], evidence(first)["requested"])
     assert ["unknown", "unknown"] == [ran(16_384, requests=requests, error=OOM).status for requests in (2, None)]
-
-
-def queued(running: int, usage: float, *, minutes: int = 30) -> Timeline:
-    """So many requests run for half an hour while three wait."""
-    queue = engine(usage=usage, running=running, waiting=3)
-    return Timeline(samples=tuple(Sample(at_seconds=60.0 * at, engines=(queue,)) for at in range(minutes)))
-
-
-@pytest.mark.parametrize(
-    ("running", "usage", "minutes", "status"),
-    [
-        (2, 0.9, 30, "suspect"),
-        (1, 0.7, 30, "suspect"),
-        (8, 0.98, 30, "unknown"),
-        (2, 0.9, 9, "unknown"),
-    ],
-)
-def test_a_queue_behind_one_or_two_requests_that_fill_the_pool_is_their_length(
-    running: int, usage: float, minutes: int, status: str
-) -> None:
-    """Many small ones that fill it together, or a queue of minutes, are capacity.concurrency's."""
-    timeline, facts = queued(running, usage, minutes=minutes), Facts(pools=(pool(),))
-    actual = only(judge, timeline, facts)
-    assert status == actual.status
-    (together,) = concurrency(timeline, facts, DEFAULT_LIMITS)
-    assert (status == "suspect") == (together.status == "ok")
-    if status == "suspect":
-        assert usage / running == evidence(actual)["share_of_each_request"]
