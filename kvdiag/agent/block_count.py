@@ -243,7 +243,10 @@ class Counter:
             if not moment.torn:
                 return moment
         moment = _Moment()
-        collections.deque(self._read(scheduler, managers, pool, asked, moment), maxlen=0)
+        try:
+            collections.deque(self._read(scheduler, managers, pool, asked, moment), maxlen=0)
+        except RuntimeError:
+            moment.torn = True
         yield
         return moment
 

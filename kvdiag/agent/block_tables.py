@@ -1,9 +1,10 @@
 """The ids of the blocks that requests hold, kept from one count to the next: each block is looked at once.
 
 vLLM has a list of blocks for each request and KV-cache group, which grows at its end until the request ends. The
-lengths of all lists are enough where they add up to the blocks in use, because then no request shares any. Windows
-put the null block in place of the first ones, and some managers replace any: their lists are looked at again in each
-count, and so are all where the numbers of a count did not add up.
+lengths of all lists are enough where they add up to the blocks in use: then no request shares any, unless as many are
+lost, which the census rules out from time to time. Windows put the null block in place of the first ones, and some
+managers replace any: their lists are looked at again in each count, and so are all where the numbers of a count did not
+add up.
 """
 
 from __future__ import annotations

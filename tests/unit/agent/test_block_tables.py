@@ -178,6 +178,31 @@ def test_a_lost_block_does_not_hide_behind_a_shared_one() -> None:
     assert (13, 1) == (count.owners["running"], count.unowned)
 
 
+class Restless(dict[str, list[Block]]):
+    """A table to which the engine adds a request whenever it is read."""
+
+    def items(self) -> Any:
+        """One entry more each time."""
+        for number, each in enumerate(super().items()):
+            yield each
+            if not number:
+                self[f"request-{len(self)}"] = []
+
+
+def test_an_engine_that_never_rests_is_no_error() -> None:
+    """No moment can be read: there is no count this time, and what is known is kept."""
+    scheduler, counter = Scheduler(), Counter()
+    scheduler.start("runs", 10)
+    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+    manager.req_to_blocks = Restless(manager.req_to_blocks, second=[])
+
+    def steps() -> Iterator[Any]:
+        yield (yield from counter.take(scheduler, []))
+
+    *_, count = steps()
+    assert count is None
+
+
 def of_0_9_0(scheduler: Any) -> None:
     """One manager without a coordinator, a list of free blocks without ends of its own, and no frees that wait."""
     manager = scheduler.kv_cache_manager
