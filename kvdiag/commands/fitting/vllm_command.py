@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from kvdiag.formatting import plural
 from kvdiag.kv.fit.vllm_flags import MODELLED_VARIABLES, REFUSED_VARIABLES, VLLM_FLAGS, VllmFlag
 
 NOTED_KEY = "kvdiag.vllm_estimated_flags"
@@ -50,6 +51,8 @@ def taken(args: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
             continue
         given = [value] if equals else _list(waiting) if flag.values is None else waiting[: flag.values]
         if not equals and flag.values:
+            if len(given) < flag.values or any(one.startswith("--") for one in given):
+                raise click.UsageError(f"{name} needs {plural(flag.values, 'value')}")
             del waiting[: flag.values]
         _check(flag, given)
         if flag.estimated and name not in noted:

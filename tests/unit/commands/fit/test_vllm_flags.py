@@ -240,3 +240,9 @@ def test_whole_heads_are_not_modelled_beside_an_indexer(
     monkeypatch.setenv("VLLM_MLA_DISABLE", "1")
 
     assert "VLLM_MLA_DISABLE" in refusal(capsys, "deepseek-v3.2", "--tp", "8", "--context", "2048")
+
+
+@pytest.mark.parametrize("flags", ["--port --enable-lora", "--watermark", "--port", "--attention-config"])
+def test_a_flag_without_its_value_is_refused(capsys: pytest.CaptureFixture[str], flags: str) -> None:
+    """The next flag is not taken for the value, and a flag at the end is not taken for a harmless one."""
+    assert flags.split(maxsplit=1)[0] in refusal(capsys, *MODEL, *flags.split())
