@@ -312,8 +312,8 @@ class FleetFeed:
         for one, waiting in self._judging:
             try:
                 verdict = waiting.result()
-            except BrokenExecutor:
-                # Its process was killed: what one replica needs, this one has room for.
+            except Exception:  # noqa: BLE001 - another machine's disk, memory or packages may be the cause
+                # Or its process was killed: what one replica needs, this one has room for.
                 verdict = judge_replica(self._folder, one.replica, window, self._limits)
             self._take_verdict(one, verdict)
             count += 1

@@ -1,11 +1,14 @@
 """The fleet's daemon reads a real Prometheus round by round; its verdicts are those of `kvdiag diagnose`."""
 
 import asyncio
+import errno
 import os
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,10 +16,12 @@ import pytest
 from kvdiag.commands.diagnose import judge
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.feeds.fleet import fleet_feed
 from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound
 from kvdiag.feeds.fleet.replica_samples import restored
 from kvdiag.feeds.fleet.state_folder import StateFolder
+from kvdiag.feeds.fleet.workers import InProcess
 from kvdiag.feeds.history.prometheus_feed import Survey, Window, survey
 from kvdiag.model import Diagnosis
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
@@ -96,6 +101,27 @@ def test_workers_give_the_same_verdicts(history: str, two: Callable[..., FleetFe
     assert diagnosed(history, END_SECONDS) == {one.key: one.present for one in state.verdicts}
     assert state.replicas == state.judged
     assert not workers()
+
+
+class FullDisk(InProcess):
+    """Another machine, which has no room for the files that it works on."""
+
+    has_files = False
+
+    def submit(self, work: Callable[..., Any], /, *arguments: object) -> Future[Any]:
+        """Fail."""
+        future: Future[Any] = Future()
+        future.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        return future
+
+
+def test_work_that_fails_elsewhere_is_done_here(
+    history: str, two: Callable[..., FleetFeed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node with a full disk does not cost the fleet its verdicts."""
+    monkeypatch.setattr(fleet_feed, "executor", lambda *_: FullDisk())
+    state = asyncio.run(two().round(END_SECONDS))
+    assert diagnosed(history, END_SECONDS, LEAK) == {one.key: one.present for one in state.verdicts}
 
 
 def kill_one() -> None:
