@@ -26,7 +26,8 @@ Windows that pass are a fault where strength and drift reach their upper limit a
 suspect.
 Those that fail at 2 to 6 are explained: `none`. Those that fail at 7 to 10 have grown and may yet be noise: `unknown`.
 A fault of a window that ended before holds (`held`) while its growth is not released, and continues or has only just
-stopped: a later history may look uneven or slower, and takes back nothing of what an earlier one has shown.
+stopped, where a later history only looks uneven or slower. After a longer pause, or once half of it has been released,
+the fault ends, and growth after it is judged as new.
 Two doubts lower a window that passed: a whole history that slows down makes a short one `slowing` (unknown), and memory
 that a garbage collector may return is no fault over a short window without a past, unless it is much and its rate keeps
 up where that of a warm-up would fall (`no past`, a suspect).
