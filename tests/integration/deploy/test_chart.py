@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 import kvdiag
 from kvdiag.alert_files import rules, with_links
-from kvdiag.commands import serve
+from kvdiag.commands import cli, serve
 from tests.integration.deploy.chart import helm, readme, rendered
 from tests.integration.deploy.manifests import CHART, NODE_VIEW, ROOT, Manifest
 from tests.integration.deploy.test_operators import SCHEMAS, problems
@@ -124,7 +125,8 @@ def test_kvdiag_takes_the_fleets_arguments(values: str) -> None:
     """As they stand in the pod: its state goes to the volume, and secrets are read from the mounted files."""
     spec = kind(rendered(values), "Deployment")["template"]["spec"]
     [container] = spec["containers"]
-    with serve.command.make_context("serve", container["args"][1:]) as parsed:
+    above = click.Context(cli, **cli.context_settings)
+    with serve.command.make_context("serve", container["args"][1:], parent=above) as parsed:
         options = parsed.params
     mounts = [Path(one["mountPath"]) for one in container["volumeMounts"]]
     assert options["record_dir"].parent in mounts

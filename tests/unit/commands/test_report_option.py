@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from kvdiag.commands import main
+from kvdiag.commands import cli, main
 from kvdiag.commands.diagnose import command
 from kvdiag.commands.options.report_file import ReportFile
 from kvdiag.errors import KvdiagError
@@ -181,7 +181,8 @@ def test_no_secret_stands_in_a_report(tmp_path: Path, trace: Path, monkeypatch: 
     report = tmp_path / "report.html"
     monkeypatch.setenv("KVDIAG_DIAGNOSE_TOKEN", "hunter3")
     given = ["--prometheus", "http://me:hunter2@host:9090/", "--password", "hunter4", "--header", "X-Key:hunter5"]
-    context = command.make_context("diagnose", [*given, "--report", str(report)], auto_envvar_prefix="KVDIAG_DIAGNOSE")
+    above = click.Context(cli, **cli.context_settings)
+    context = command.make_context("diagnose", [*given, "--report", str(report)], parent=above)
 
     with context:
         ReportFile(report).write(lambda making: making.command)

@@ -85,6 +85,11 @@ def page_series(text: str) -> Series:
     }
 
 
+def names(series: Series) -> set[str]:
+    """The names of the metrics."""
+    return {name for name, _ in series}
+
+
 def pushed(pages: otlp_push.Pushed, url: str, collector: Collector, requests: int = 1) -> None:
     """Push until so many requests have come."""
 
@@ -209,8 +214,7 @@ def test_a_collector_that_is_away_is_a_log_line_and_a_counter() -> None:
         assert 1 == logged.count(event="otlp", level="warning", endpoint=f"http://{address}/v1/metrics")
         with listening(port) as (_, collector):
             assert eventually(lambda: logged.count(event="otlp", state="pushing again") == 1)
-            names = {name for name, _ in collector.series()}
-            assert {name for name, _ in page_series(serving.get("/metrics")[1])} == names
+            assert eventually(lambda: names(page_series(serving.get("/metrics")[1])) == names(collector.series()))
             assert "kvdiag" == collector.resource()["service.name"]
             assert b"authorization: basic bwu6cznjcmv0" in collector.heads[-1].lower()
         process.terminate()
