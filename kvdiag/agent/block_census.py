@@ -6,10 +6,11 @@ it is not released before the server restarts. In this order:
 
 1. A count (`block_count`) has the distinct blocks of each owner. Owners and free blocks add up to the pool; what is
    missing is unowned.
-2. While more blocks are unowned than known, those of the counts before that are no longer held are looked at; then, if
-   more stay unowned, the whole pool.
+2. While more blocks are unowned than known, the blocks without an owner are looked at: those that have a reference are
+   suspects, and the next count clears those that the engine has taken meanwhile.
 3. Blocks that the KV connector's own records name are pinned by the connector, not orphaned.
-4. The last counts know the request that held an orphan last; requests that ended within one count stay unknown.
+4. An orphan's last holder is the request that has let go of a list with it; those that ended within one count are not
+   known.
 
 Steps are short, with a pause after `HOLD_SECONDS` of them. The next count waits until the CPU time of the last one is
 spread thinly: one second for each `SHARE_SECONDS` that it took. Prompts and tokens are never read.
@@ -18,26 +19,29 @@ spread thinly: one second for each `SHARE_SECONDS` that it took. Prompts and tok
 from __future__ import annotations
 
 import collections
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .block_count import Count, Counter, pool_of
-from .block_tables import Steps
+from .block_tables import Steps, parts
 from .connector_pins import pinned_ids
 from .schedulers import VLLM
 
-SHARE_SECONDS = 100e-6
+SHARE_SECONDS = 110e-6
 """CPU time of a second: what a count takes is spread over the seconds after it."""
 
 MAX_WAIT_SECONDS = 30.0
 
-SEARCH_SECONDS = 1e-3
-"""The same while numbers do not add up: all blocks are looked at."""
-
-LONGEST_SECONDS = 2e-3
+LONGEST_SECONDS = 4e-3
 """CPU time of one publication: a count that takes more is completed by the next ones."""
+
+SEARCH_SECONDS = LONGEST_SECONDS
+"""As `SHARE_SECONDS`, while numbers do not add up: blocks are looked at."""
+
+RECENT_BLOCKS = 4096
+MAX_LATE = 3
+"""A look at more blocks is over too late for a search, as many times in a row: the engine has taken others since."""
 
 HOLD_SECONDS = 20e-6
 RELEASE_SECONDS = 100e-6
@@ -47,16 +51,14 @@ CONFIRMED = 3
 """Counts, each after another step, in which a block must be unowned."""
 
 UNSETTLED = 2
-"""Counts in a row with more blocks unowned than known before all lists are looked at, and then the whole pool."""
-
-LOOK_COUNTS = 16
-"""Counts after which lengths that add up are not enough once."""
+"""Counts in a row with more blocks unowned than known before all lists are looked at."""
 
 ANEW_COUNTS = 64
 """Counts after which all blocks are looked at once more."""
 
 MAX_SUSPECTS = 4096
 MAX_LISTED = 64
+STEP_HELD = 1024
 STEP_LOOK = 200
 STEP_SUSPECTS = 64
 MAX_TEXT_CHARACTERS = 128
@@ -69,10 +71,11 @@ COMPLETE = True
 class _Suspect:
     """A block without an owner: in how many counts, since when, and who had it last."""
 
-    __slots__ = ("counts", "holder", "pinned", "since_seconds")
+    __slots__ = ("block", "counts", "holder", "pinned", "since_seconds")
 
-    def __init__(self, holder: str | None) -> None:
-        self.holder = holder
+    def __init__(self, block: Any) -> None:
+        self.block = block
+        self.holder: str | None = None
         self.counts = 0
         self.pinned = False
         self.since_seconds = time.monotonic()
@@ -93,17 +96,18 @@ class Census:
     def _begin(self, scheduler: Any) -> None:
         self._of = id(scheduler)
         self._due_seconds = float("-inf")
-        self._spent_seconds = 0.0
+        self._spent_seconds = self._begun_seconds = 0.0
         self._work: Iterator[bool | None] | None = None
         self._result: dict[str, Any] | None = None
         self._finished_at: dict[str, float] = {}
         self._loading: set[str] = set()
         self._counter = Counter()
-        self._looked_at = 0
+        self._searched = 0
         self._suspects: dict[int, _Suspect] = {}
         self._step: Any = None
         self._was_idle = False
-        self._unsettled = self._impossible = 0
+        self._unsettled = self._impossible = self._late = 0
+        self._known = False
         self._anew = False
         self._counts = self._closed = 0
 
@@ -134,6 +138,8 @@ class Census:
     def _continue(self) -> None:
         """Work until a count is complete; the next work is due when the CPU time of this one is spread thinly."""
         self._work = self._work or self._counts_without_end()
+        if not self._spent_seconds:
+            self._begun_seconds = self._clock()
         began_seconds = self._cpu_clock()
         complete = False
         while not complete and self._cpu_clock() - began_seconds < LONGEST_SECONDS:
@@ -142,20 +148,18 @@ class Census:
                 time.sleep(RELEASE_SECONDS)
         self._spent_seconds += self._cpu_clock() - began_seconds
         if complete:
-            searches = self._unsettled or self._anew or self._has_unconfirmed()
-            share_seconds = SEARCH_SECONDS if searches else SHARE_SECONDS
-            self._due_seconds = self._clock() + min(self._spent_seconds / share_seconds, MAX_WAIT_SECONDS) - 1.0
+            unconfirmed = any(one.counts < CONFIRMED and not one.pinned for one in self._suspects.values())
+            searches = self._unsettled or self._late or self._anew or unconfirmed
+            apart_seconds = self._spent_seconds / (SEARCH_SECONDS if searches else SHARE_SECONDS)
+            self._due_seconds = self._begun_seconds + min(apart_seconds, MAX_WAIT_SECONDS)
             self._spent_seconds = 0.0
-
-    def _has_unconfirmed(self) -> bool:
-        return any(one.counts < CONFIRMED and not one.pinned for one in self._suspects.values())
 
     def _counts_without_end(self) -> Iterator[bool | None]:
         """Steps of work, and `COMPLETE` after each count, or where none can be had now."""
         while (scheduler := VLLM.newest()) is not None:
-            # As many blocks may be shared as are lost.
-            looks = self._counts % LOOK_COUNTS == LOOK_COUNTS - 1
-            steps = self._counter.take(scheduler, list(self._suspects), looks=looks, anew=self._anew)
+            keeps = bool(self._late) or any(not one.counts for one in self._suspects.values())
+            asked = list(self._suspects)
+            steps = self._counter.take(scheduler, asked, known=self._known, anew=self._anew, keeps=keeps)
             pool, _ = pool_of(scheduler)
             del scheduler
             count: Count | None = yield from steps
@@ -176,27 +180,24 @@ class Census:
                 yield from self._judge(count, pool)
             self._step, self._was_idle = count.step, count.idle
             yield COMPLETE
-            if self._unsettled > UNSETTLED:
-                # A request that ended within one count was not observed to hold it.
-                yield from self._look_at_all(pool.blocks, count.held)
 
     def _judge(self, count: Count, pool: Any) -> Steps:
         for number, one in enumerate(list(self._suspects)):
-            if one in count.referenced and not count.held[one]:
+            if one in count.referenced and (count.held is None or not count.held[one]):
                 self._suspects[one].counts += 1
             else:
                 del self._suspects[one]
             if number % STEP_SUSPECTS == STEP_SUSPECTS - 1:
                 yield
         explained = count.unowned <= len(self._suspects)
-        if not explained:
-            # Who had a block last began last.
-            for name, blocks in (one for left in self._counter.left for one in reversed(left)):
-                for start in range(0, len(blocks), STEP_LOOK):
-                    self._suspect(blocks[start : start + STEP_LOOK], count.held, name)
-                    yield
+        self._known = explained and all(one.counts >= CONFIRMED for one in self._suspects.values())
+        late = not explained and count.looked_at > RECENT_BLOCKS and self._late < MAX_LATE
+        self._late = self._late + 1 if late else 0
+        yield from self._find_holders()
+        if not explained and not late:
+            yield from self._search(pool.blocks, count.held)
+            self._unsettled = self._unsettled + 1 if count.unowned > len(self._suspects) else 0
         yield from self._counter.settle(explained=explained)
-        self._unsettled = self._unsettled + 1 if count.unowned > len(self._suspects) else 0
         self._anew = self._anew or self._unsettled % ANEW_COUNTS == UNSETTLED
         due = any(one.counts >= CONFIRMED - 1 for one in self._suspects.values())
         scheduler = VLLM.newest()
@@ -218,24 +219,35 @@ class Census:
         yield
         yield from self._publish(count, scheduler, connector)
 
-    def _look_at_all(self, blocks: list[Any], held: Any) -> Steps:
-        """Suspect those of all blocks that have a reference and no owner, from where the last look ended.
+    def _search(self, blocks: list[Any], held: Any) -> Steps:
+        """Suspect the blocks that have a reference and no owner, from where the last search ended.
 
         The engine works meanwhile, and the next count clears blocks that it has taken since.
         """
-        for _ in range(0, len(blocks), STEP_LOOK):
+        for _ in range(0, len(blocks), STEP_HELD):
+            start = self._searched if self._searched < len(blocks) else 0
+            self._searched = start + STEP_HELD
+            [unowned] = (held[start : self._searched] == 0).nonzero()
+            yield
+            for part in parts(unowned.tolist(), STEP_SUSPECTS):
+                for block in map(blocks.__getitem__, map(start.__add__, part)):
+                    if block.ref_cnt > 0 and not block.is_null and block.block_id not in self._suspects:
+                        self._suspects[block.block_id] = _Suspect(block)
+                yield
             if len(self._suspects) >= MAX_SUSPECTS:
                 return
-            start = self._looked_at if self._looked_at < len(blocks) else 0
-            self._looked_at = start + STEP_LOOK
-            part = slice(start, self._looked_at)
-            self._suspect(itertools.compress(blocks[part], (held[part] == 0).tolist()), held, None)
-            yield
 
-    def _suspect(self, blocks: Iterable[Any], held: Any, holder: str | None) -> None:
-        for one in [block.block_id for block in blocks if block.ref_cnt > 0]:
-            if not held[one] and one not in self._suspects and len(self._suspects) < MAX_SUSPECTS:
-                self._suspects[one] = _Suspect(holder)
+    def _find_holders(self) -> Steps:
+        """Who had the blocks last that one count has confirmed: who had a block last began last."""
+        wanted = {id(one.block): one for one in self._suspects.values() if one.counts == 1}
+        yield
+        for name, blocks in (one for left in self._counter.left for one in reversed(left)):
+            if not wanted:
+                return
+            for start in range(0, len(blocks), STEP_LOOK):
+                for one in wanted.keys() & set(map(id, blocks[start : start + STEP_LOOK])):
+                    wanted.pop(one).holder = name
+                yield
 
     def _publish(self, count: Count, scheduler: Any, connector: Any) -> Steps:
         now_seconds = self._clock()

@@ -1,9 +1,9 @@
 """One count of a vLLM scheduler's blocks: who holds the blocks of its pool at one moment, in short steps.
 
-Which lists there are, and how long they are, is read first. The engine may work between two steps, so this counts only
-if the pool's free list is the same before and after. Where the lengths do not add up to the blocks in use, the blocks
-that came since the last look are looked at, without haste: lists grow at their ends, and a list that the engine has
-dropped stays as it was.
+Which lists there are, how long they are, and how many references shared blocks have, is read first. The engine may work
+between two steps, so this counts only if the pool's free list is the same before and after. Where the lengths do not
+add up to the blocks in use, the blocks that came since the last look are looked at, without haste: lists grow at their
+ends, and a list that the engine has dropped stays as it was.
 
 Distinct blocks are counted by numpy, which vLLM needs itself: each owner marks its blocks in one array, the first owner
 of a shared block last.
@@ -12,6 +12,7 @@ of a shared block last.
 from __future__ import annotations
 
 import collections
+import itertools
 import operator
 from typing import Any, NamedTuple
 
@@ -22,20 +23,21 @@ from .block_tables import (
     PINNED,
     RUNNING,
     STEP_FIRST,
+    STEP_NAMES,
     STEP_REQUESTS,
     WAITING,
     Group,
     Left,
     Now,
+    Shared,
     Steps,
-    leading,
     parts,
 )
 
-KEPT_COUNTS = 3
+KEPT_COUNTS, MAX_KEPT_COUNTS = 3, 12
 """Counts for which the blocks are kept that requests have let go of."""
 
-STEP_ASKED = 100
+STEP_ASKED = 64
 STEP_MARKED = 8192
 
 MAX_ENDED = 2048
@@ -44,14 +46,16 @@ KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_outpu
 MAX_TORN = 3
 """Moments in a row that the engine disturbed before it has to wait for one."""
 
+_request_id = operator.attrgetter("request_id")
+
 
 class Count(NamedTuple):
     """Blocks of one pool at one moment: `usable`, `free`, of them `cached_free`, and by owner.
 
-    `held` has a number for each block, 0 where it has no owner; `None` where all blocks in use have one. `groups`
-    counts each KV-cache group's. `referenced` are the blocks asked about that had a reference. `step` is another object
-    after each step of the engine. `finished` are requests whose blocks the connector holds, `loading` those that wait
-    for it.
+    `held` has a number for each block, 0 where it has no owner; `None` where all blocks in use have one but those asked
+    about. `looked_at` blocks came since the last look: as long did this one take. `groups` counts each KV-cache
+    group's. `referenced` are the blocks asked about that had a reference. `step` is another object after each step of
+    the engine. `finished` are requests whose blocks the connector holds, `loading` those that wait for it.
     """
 
     usable: int
@@ -60,6 +64,7 @@ class Count(NamedTuple):
     owners: dict[str, int]
     groups: list[int]
     held: Any
+    looked_at: int
     referenced: set[int]
     step: Any
     idle: bool
@@ -80,6 +85,7 @@ class _Moment:
         self.finished: list[str] = []
         self.loading: list[str] = []
         self.without_request: list[tuple[int, list[Any]]] = []
+        self.again: collections.Counter[Group] = collections.Counter()
         self.referenced: set[int] = set()
         self.unhashed = 0
         self.free_list: tuple[Any, ...] = ()
@@ -96,8 +102,8 @@ class Counter:
         """Count nothing yet."""
         self._groups: list[Group] = []
         self._size = 0
+        self._shared: Shared = {}
         self._gone: list[tuple[str, Any]] = []
-        self._running: Any = None
         self.left: collections.deque[Left] = collections.deque()
         """What requests have let go of, the newest count first."""
         self.requests: dict[str, Any] = {}
@@ -105,11 +111,13 @@ class Counter:
         self.ended: collections.OrderedDict[str, tuple[Any, ...]] = collections.OrderedDict()
         """What is kept of those that do not any more."""
 
-    def take(self, scheduler: Any, asked: list[int], *, looks: bool = False, anew: bool = False) -> Steps:
+    def take(
+        self, scheduler: Any, asked: list[int], *, known: bool = False, anew: bool = False, keeps: bool = False
+    ) -> Steps:
         """A `Count`, or `None` where the engine was at work meanwhile; yields after each short step.
 
-        `looks`: the lengths of lists are not enough. `anew`: all blocks are looked at, not only those that came since
-        the last look.
+        `known`: the blocks asked about are orphans. `anew`: all blocks are looked at, whether the lengths of
+        lists add up or not. `keeps`: more of what requests have let go of.
 
         Raises:
             AttributeError, ImportError, TypeError, ValueError: this version of vLLM keeps its blocks in another way.
@@ -128,22 +136,24 @@ class Counter:
         yield from self._rank(scheduler, managers, moment)
         # A large pool takes seconds to count at first: meanwhile its scheduler may be given up.
         del scheduler
-        if len(self.left) == KEPT_COUNTS:
+        while len(self.left) >= (MAX_KEPT_COUNTS if keeps else KEPT_COUNTS):
             yield from _released(self.left.pop())
         left: Left = []
         self.left.appendleft(left)
         for group, now in zip(self._groups, moment.groups, strict=True):
             yield from group.follow(now, left)
         yield from self._part(moment, left)
-        if not (looks or anew or asked or moment.without_request):
+        unclear = anew or bool(asked and not known)
+        apart = bool(moment.again) and any(now.ranks for now in moment.groups)
+        if not (unclear or apart or moment.without_request):
             sizes: list[list[int]] = []
             for group in self._groups:
                 its_sizes = yield from group.sizes()
+                its_sizes[RUNNING] -= moment.again[group]
                 sizes.append(its_sizes)
-            if sum(map(sum, sizes)) == size - (null is not None) - moment.free:
-                return self._count(
-                    null, moment, [sum(each) for each in zip(*sizes, strict=True)], list(map(sum, sizes))
-                )
+            if sum(map(sum, sizes)) == size - (null is not None) - moment.free - len(moment.referenced):
+                blocks = [sum(each) for each in zip(*sizes, strict=True)]
+                return self._count(null, moment, blocks, list(map(sum, sizes)))
         for group in self._groups:
             yield from group.look(anew=anew)
         return (yield from self._counted(null, moment))
@@ -161,11 +171,11 @@ class Counter:
 
     def _part(self, moment: _Moment, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
-        for number, (name, _) in enumerate(left):
-            if name in self.requests and not any(name in now.lists for now in moment.groups):
-                self._gone.append((name, self.requests.pop(name)))
-            if number % STEP_REQUESTS == STEP_REQUESTS - 1:
-                yield
+        for part in parts(left, STEP_FIRST):
+            for name, _ in part:
+                if name in self.requests and not any(name in now.lists for now in moment.groups):
+                    self._gone.append((name, self.requests.pop(name)))
+            yield
 
     def kept(self, name: str) -> tuple[Any, ...] | None:
         """`KEPT_OF_REQUESTS` of a request that holds blocks, or did; `None` where it is not known."""
@@ -223,6 +233,7 @@ class Counter:
             owners=dict(zip(OWNERS, blocks, strict=True)),
             groups=groups,
             held=held,
+            looked_at=0 if held is None else sum(group.looked_at for group in self._groups),
             referenced=moment.referenced,
             step=moment.step,
             idle=moment.idle,
@@ -256,16 +267,8 @@ class Counter:
         yield
         null = getattr(pool, "null_block", None)
         for group, manager in zip(self._groups, managers, strict=True):
-            lists: dict[str, list[Any]] = {}
-            sizes: dict[str, int] = {}
-            nulls: dict[str, int] = {}
-            for part in parts(manager.req_to_blocks.items()):
-                lists.update(part)
-                sizes.update((name, len(blocks)) for name, blocks in part)
-                if group.passes:
-                    nulls.update((name, leading(blocks, null)) for name, blocks in part)
-                yield
-            moment.groups.append(Now(lists, sizes, nulls, {}))
+            moment.groups.append((yield from group.read(manager.req_to_blocks, null, self._shared)))
+            yield
             # Both ends of a copy of a block in flight.
             moment.without_request += [
                 (PINNED, list(pair)) for pair in list(getattr(manager, "_pending_cow_copies", ()))
@@ -278,6 +281,14 @@ class Counter:
             looked_at = asked[start : start + STEP_ASKED]
             moment.referenced.update(one for one in looked_at if pool.blocks[one].ref_cnt > 0)
             yield
+        self._shared.pop(0 if null is None else null.block_id, None)
+        for part in parts(list(self._shared.items()), STEP_ASKED):
+            for one, (block, group) in part:
+                if block.ref_cnt > 1:
+                    moment.again[group] += block.ref_cnt - 1
+                else:
+                    del self._shared[one]
+            yield
         moment.free = _whole(moment.free_list[0], "free blocks")
         moment.cached = len(pool.cached_block_hash_to_block) if getattr(pool, "enable_caching", False) else 0
         moment.idle = not scheduler.requests
@@ -288,14 +299,18 @@ class Counter:
     def _rank(self, scheduler: Any, managers: list[Any], moment: _Moment) -> Steps:
         """Find out the owners of lists whose request does not run."""
         ranks: dict[str, int | None] = {}
+        running: set[str] = set()
+        for some in parts(list(scheduler.running), STEP_NAMES):
+            running.update(map(_request_id, some))
+            yield
         for now, manager in zip(moment.groups, managers, strict=True):
             others: list[str] = []
-            for part in parts(now.lists):
-                for name, request in zip(part, map(scheduler.requests.get, part), strict=True):
-                    if request is not None:
-                        self.requests[name] = request
-                    if request is None or request.status is not self._running:
-                        others.append(name)
+            for part in parts(now.lists, STEP_NAMES):
+                others += itertools.filterfalse(running.__contains__, part)
+                yield
+            for part in parts(now.begun):
+                found = zip(part, map(scheduler.requests.get, part), strict=True)
+                self.requests.update((name, request) for name, request in found if request is not None)
                 yield
             for number, name in enumerate(others):
                 if name not in ranks:
@@ -315,9 +330,9 @@ class Counter:
             if not isinstance(cached, dict):
                 moment.unhashed += len(now.sizes)
                 continue
-            unhashed = 0
-            for sizes in parts(now.sizes.items()):
-                unhashed += sum(size - cached.get(name, 0) for name, size in sizes)
+            unhashed = sum(now.sizes.values())
+            for hashed in parts(map(cached.get, now.sizes, itertools.repeat(0)), STEP_NAMES):
+                unhashed -= sum(hashed)
                 yield
             moment.unhashed += max(unhashed, 0)
 
@@ -331,7 +346,6 @@ class Counter:
             return CONNECTOR
         status = getattr(request.status, "name", None)
         if status == "RUNNING":
-            self._running = request.status
             return RUNNING
         if status == "WAITING_FOR_REMOTE_KVS":
             moment.loading.append(name)

@@ -1,10 +1,9 @@
 """The ids of the blocks that requests hold, kept from one count to the next: each block is looked at once.
 
-vLLM has a list of blocks for each request and KV-cache group, which grows at its end until the request ends. The
-lengths of all lists are enough where they add up to the blocks in use: then no request shares any, unless as many are
-lost, which the census rules out from time to time. Windows put the null block in place of the first ones, and some
-managers replace any: their lists are looked at again in each count, and so are all where the numbers of a count did not
-add up.
+vLLM has a list of blocks for each request and KV-cache group, which grows at its end until the request ends. Their
+lengths are enough where they add up to the blocks in use: a block that several requests share has as many references,
+and is among the first that a list has. Windows put the null block in place of the first ones, and some managers replace
+any: their lists are looked at again in each count, and so are all where the numbers of a count did not add up.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import array
 import bisect
 import itertools
 import operator
-from collections.abc import Container, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 OWNERS = ("running", "waiting", "connector", "deferred", "pinned")
@@ -22,6 +21,9 @@ OWNERS = ("running", "waiting", "connector", "deferred", "pinned")
 RUNNING, WAITING, CONNECTOR, DEFERRED, PINNED = range(len(OWNERS))
 
 STEP_BLOCKS = 64
+BLOCKS_OF_REQUEST = 8
+"""As many blocks take the time that turning to a request does."""
+
 STEP_REQUESTS = 32
 STEP_FIRST = 8
 STEP_ITEMS = 32
@@ -50,30 +52,28 @@ def parts(items: Iterable[T], step: int = STEP_ITEMS) -> Iterator[list[T]]:
     return iter(lambda: list(itertools.islice(left, step)), [])
 
 
-def without(names: Iterable[str], others: Container[str]) -> Steps:
-    """The names that are not among the others."""
-    found: list[str] = []
-    for part in parts(names, STEP_NAMES):
-        found += itertools.filterfalse(others.__contains__, part)
-        yield
-    return found
-
-
-def leading(blocks: list[Any], null: Any) -> int:
-    """How many of a list's first blocks are the null block, if all of those are at its beginning."""
+def leading(blocks: list[Any], null: Any, known: int = 0) -> int:
+    """How many of a list's first blocks are the null block, if all of those are at its beginning; `known` were."""
+    if 0 < known < len(blocks) and blocks[known - 1] is null and blocks[known] is not null:
+        return known
     return bisect.bisect_left(blocks, True, key=lambda block: block is not null)
 
 
 class Now(NamedTuple):
     """What the engine has of one group at this moment: its lists, their lengths, the leading null blocks of each.
 
-    `ranks` are the owners of requests that do not run.
+    `begun` are the requests whose list is another one than before, `ranks` the owners of those that do not run.
     """
 
     lists: dict[str, list[Any]]
     sizes: dict[str, int]
     nulls: dict[str, int]
+    begun: list[str]
     ranks: dict[str, int]
+
+
+Shared = dict[int, tuple[Any, "Group"]]
+"""Blocks that are in several lists of one group, by their ids."""
 
 
 class Group:
@@ -84,23 +84,66 @@ class Group:
         self.passes = kind in PASSED
         self._is_kept = kind in APPENDED or self.passes
         self._null_id = null_id
-        self._now = Now({}, {}, {}, {})
+        self._now = Now({}, {}, {}, [], {})
         self._nulls: dict[str, int] = {}
         self._ids: dict[str, array.array[int]] = {}
+        self.looked_at = 0
+        """Blocks, by the last look."""
+
+    def read(self, table: Mapping[str, list[Any]], null: Any, shared: Shared) -> Steps:
+        """What the engine has now, without owners; blocks with several references in lists that are new go to `shared`.
+
+        A block comes into a second list when that list begins: later ones are taken from the free blocks.
+        """
+        # At once, which is short for thousands of requests.
+        lists = dict(table)
+        yield
+        sizes: dict[str, int] = {}
+        for some in parts(zip(lists, map(len, lists.values()), strict=True), STEP_NAMES):
+            sizes.update(some)
+            yield
+        nulls: dict[str, int] = {}
+        if self.passes:
+            for part in parts(lists.items()):
+                nulls.update((name, leading(blocks, null, self._now.nulls.get(name, 0))) for name, blocks in part)
+                yield
+        begun: list[str] = []
+        for those in parts(zip(lists, lists.values(), map(self._now.lists.get, lists), strict=True), STEP_NAMES):
+            begun += [name for name, blocks, before in those if before is not blocks]
+            yield
+        looked_at = 0
+        for name in begun:
+            for block in itertools.islice(lists[name], nulls.get(name, 0), None):
+                looked_at += 1
+                if block.ref_cnt > 1:
+                    shared[block.block_id] = block, self
+                elif not self.passes:
+                    break
+                if looked_at >= STEP_BLOCKS:
+                    looked_at = 0
+                    yield
+            looked_at += BLOCKS_OF_REQUEST
+            if looked_at >= STEP_BLOCKS:
+                looked_at = 0
+                yield
+        yield
+        return Now(lists, sizes, nulls, begun, {})
 
     def follow(self, now: Now, left: Left) -> Steps:
         """Give up what requests do not hold any more; those lists are added to `left`."""
         before, self._now = self._now, now
-        gone = yield from without(before.lists, now.lists)
-        for number, name in enumerate(gone):
-            self._drop(name, before.lists, left)
-            if number % STEP_FIRST == STEP_FIRST - 1:
-                yield
-        for part in parts(now.lists.items()):
-            for name, blocks in part:
-                if before.lists.get(name, blocks) is not blocks:
-                    # It was preempted, and has resumed.
-                    self._drop(name, before.lists, left)
+        let_go: list[str] = []
+        for names in parts(before.lists, STEP_NAMES):
+            let_go += itertools.filterfalse(now.lists.__contains__, names)
+            yield
+        # One with another list was preempted, and has resumed.
+        let_go += filter(before.lists.__contains__, now.begun)
+        yield
+        for part in parts(let_go, STEP_FIRST):
+            for name in part:
+                left.append((name, before.lists[name]))
+                self._ids.pop(name, None)
+                self._nulls.pop(name, None)
             yield
 
     def sizes(self) -> Steps:
@@ -121,12 +164,35 @@ class Group:
         """Look at the blocks that came since the last look, or at all."""
         if anew or not self._is_kept:
             self._ids.clear()
-        for part in parts(self._now.sizes.items()):
-            for name, size in part:
-                passed = self._now.nulls.get(name, 0) - self._nulls.get(name, 0)
-                if passed or len(self._ids.get(name, ())) != size:
-                    yield from self._look(name, size)
+            self._nulls.clear()
+        now = self._now
+        for part in parts(now.nulls.items()):
+            for name, nulls in part:
+                if nulls != self._nulls.get(name, 0):
+                    self._pass(name, nulls)
             yield
+        known = map(len, map(self._ids.get, now.sizes, itertools.repeat(())))
+        self.looked_at = 0
+        behind = [name for (name, size), ids in zip(now.sizes.items(), known, strict=True) if size != ids]
+        yield
+        looked_at = 0
+        for name in behind:
+            ids = self._ids.get(name)
+            if ids is None:
+                ids = self._ids[name] = array.array("i")
+            blocks, size = now.lists[name], now.sizes[name]
+            # One that is shorter than it was.
+            del ids[size:]
+            while (at := len(ids)) < size:
+                end = min(at + STEP_BLOCKS - looked_at, size)
+                ids.extend(map(_block_id, blocks[at:end]))
+                if len(ids) == at:
+                    break
+                self.looked_at += end - at
+                looked_at += end - at + BLOCKS_OF_REQUEST
+                if looked_at >= STEP_BLOCKS:
+                    looked_at = 0
+                    yield
 
     def ids(self, rank: int) -> list[array.array[int]]:
         """The ids of all blocks of that owner's requests, null blocks among them."""
@@ -135,26 +201,10 @@ class Group:
             return [ids for name, ids in self._ids.items() if name not in ranks] if ranks else list(self._ids.values())
         return [self._ids[name] for name, its_rank in ranks.items() if its_rank == rank and name in self._ids]
 
-    def _drop(self, name: str, lists: dict[str, list[Any]], left: Left) -> None:
-        left.append((name, lists[name]))
-        self._ids.pop(name, None)
-        self._nulls.pop(name, None)
-
-    def _look(self, name: str, size: int) -> Steps:
-        """Follow a list up to this length."""
-        blocks = self._now.lists[name]
-        ids = self._ids.setdefault(name, array.array("i"))
-        # One that is shorter than it was.
-        del ids[size:]
-        if self.passes:
-            nulls, known = self._now.nulls[name], self._nulls.get(name, 0)
+    def _pass(self, name: str, nulls: int) -> None:
+        """Put the null block in place of those that a window has passed."""
+        ids, known = self._ids.get(name), self._nulls.get(name, 0)
+        if ids is not None:
             passed = min(nulls, len(ids))
-            if passed > known:
-                ids[known:passed] = array.array("i", [self._null_id]) * (passed - known)
-            self._nulls[name] = nulls
-        while len(ids) < size:
-            at = len(ids)
-            ids.extend(map(_block_id, blocks[at : min(at + STEP_BLOCKS, size)]))
-            if len(ids) == at:
-                return
-            yield
+            ids[known:passed] = array.array("i", [self._null_id]) * max(passed - known, 0)
+        self._nulls[name] = nulls

@@ -1,4 +1,4 @@
-"""Print what the census of a KV pool costs the engine core: CPU a second, and the interpreter held at once.
+"""Print what the census of a KV pool costs the engine core, and how soon it names a lost block.
 
 python -m tests.quality.bench.census_cost
 
@@ -9,6 +9,8 @@ each pause is in the first. What the engine's steps lose on a real server is in 
 """
 
 import gc
+import importlib
+import random
 import statistics
 import sys
 import time
@@ -37,6 +39,8 @@ BEFORE = 200
 """Seconds that are not counted: the first count begins from nothing."""
 
 SECONDS, SGLANG_SECONDS, LOOKS = 1000, 100, 20
+LOSSES, WAIT_SECONDS = 12, 30
+NAMED_SECONDS = 30.0
 CPU_SECONDS, HELD_SECONDS = 150e-6, 50e-6
 P99 = 0.99
 
@@ -55,6 +59,8 @@ class Engine:
         self.scheduler = Vllm(BLOCKS + 1)
         self._begun = 0
         self._prefix = self._taken(shared_blocks)
+        for block in self._prefix:
+            block.ref_cnt = 0
         for number in range(REQUESTS):
             self._start(FIRST_BLOCKS + (LAST_BLOCKS - FIRST_BLOCKS) * number // REQUESTS)
 
@@ -78,6 +84,14 @@ class Engine:
         for block in self._prefix:
             block.ref_cnt += 1
         self._lists[f"request-{self._begun}"] = [*self._prefix, *self._taken(blocks - len(self._prefix))]
+
+    def lose(self, rng: random.Random) -> Any:
+        """End a request whose last block keeps its reference."""
+        name = rng.choice(list(self._lists))
+        lost = self._lists[name][-1]
+        self.scheduler.end(name, lost=1)
+        self._start(FIRST_BLOCKS)
+        return lost
 
     def _taken(self, blocks: int) -> list[Any]:
         pool = self.scheduler.pool
@@ -131,6 +145,34 @@ def measured(engine: Engine) -> tuple[float, list[float], list[float], float]:
             spent_seconds += time.thread_time() - began_seconds
             time.sleep(0.0)
     return spent_seconds / SECONDS, held, held_by_clock, SECONDS / max(_counts(census) - counts, 1)
+
+
+def named(engine: Engine) -> list[float]:
+    """Seconds from the loss of a block, whose request ends, until the census has it among its orphans."""
+    rng = random.Random(0)  # noqa: S311 - requests, not secrets
+    now_seconds = [0.0]
+    census = block_census.Census(lambda: now_seconds[0])
+    found: list[float] = []
+
+    def second() -> dict[str, Any]:
+        now_seconds[0] += 1.0
+        engine.work()
+        return census.read() or {"orphans": ()}
+
+    for _ in range(BEFORE):
+        second()
+    for _ in range(LOSSES):
+        for _ in range(rng.randrange(WAIT_SECONDS)):
+            second()
+        lost = engine.lose(rng)
+        since_seconds = now_seconds[0]
+        while lost.block_id not in second()["orphans"]:
+            pass
+        found.append(now_seconds[0] - since_seconds)
+        engine.scheduler.pool.free_blocks([lost])
+        while lost.block_id in second()["orphans"]:
+            pass
+    return found
 
 
 def _counts(census: block_census.Census) -> int:
@@ -193,16 +235,20 @@ def measured_sglang() -> tuple[float, list[float]]:
 
 def main() -> int:
     """Print the figures."""
+    # As in vLLM, where the census does not import it.
+    importlib.import_module("numpy")
     engine = Engine()
     # As vLLM does once it has started: the collector does not visit its blocks.
     gc.freeze()
     cpu, held, held_by_clock, apart_seconds = measured(engine)
     share, looks = looked(engine.scheduler)
     sharing, sharing_held, _, sharing_apart_seconds = measured(Engine(SHARED_BLOCKS))
+    losses = named(Engine(SHARED_BLOCKS))
     sglang, sglang_held = measured_sglang()
     longest = sorted(held)[int(P99 * len(held))]
     note("census: CPU a second, 30,000 blocks", cpu * 1e6, CPU_SECONDS * 1e6, than="budget", unit="µs")
     note("census: GIL held at once, 99 of 100", longest * 1e6, HELD_SECONDS * 1e6, than="budget", unit="µs")
+    note("census: lost block named, 30,000 blocks", statistics.median(losses), NAMED_SECONDS, than="budget", unit="s")
     for what, seconds, most in (
         ("CPU a second", cpu, CPU_SECONDS),
         ("interpreter held at once, median", statistics.median(held), HELD_SECONDS),
@@ -224,6 +270,8 @@ def main() -> int:
     size = f"{BLOCKS:,} blocks, {REQUESTS} requests of {BLOCKS_PER_REQUEST} blocks"
     sys.stdout.write(f"{'seconds for one count':<40}{apart_seconds:8.1f}    ({size})\n")
     sys.stdout.write(f"{'the same, a prefix shared':<40}{sharing_apart_seconds:8.1f}\n")
+    sys.stdout.write(f"{'until a lost block is named, median':<40}{statistics.median(losses):8.1f}\n")
+    sys.stdout.write(f"{'until a lost block is named, most':<40}{max(losses):8.1f}\n")
     return 0
 
 

@@ -106,6 +106,18 @@ def test_orphans_have_their_ids_and_last_holder() -> None:
     assert [{"id": "lost", "blocks": 2, "prompt_tokens": 30, "output_tokens": 4, "end": "aborted"}] == count["culprits"]
 
 
+def test_orphan_stays_one_while_others_come() -> None:
+    """A confirmed orphan is not looked for again; the next one is found, too."""
+    scheduler, census = Vllm(), watched()
+    for name in ("first", "second", "third"):
+        scheduler.start(name, 6)
+    counted(scheduler, census, 2)
+    for lost, name in enumerate(("first", "second"), 1):
+        scheduler.end(name, lost=1)
+        scheduler.grow("third", 2)
+        assert {"running": 18 - 6 * lost + 2 * lost, "orphaned": lost} == owners(counted(scheduler, census))
+
+
 def test_orphans_of_unobserved_requests_are_found() -> None:
     """A request that ended within one count: its blocks are found by looking at the whole pool."""
     scheduler, census = Vllm(), watched()

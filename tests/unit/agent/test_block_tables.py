@@ -168,33 +168,38 @@ def test_block_that_was_copied_before_it_was_written_is_followed() -> None:
     assert (14, 0) == (count.owners["running"], count.unowned)
 
 
+def test_shared_blocks_are_counted_by_their_references() -> None:
+    """Lengths and references add up to the blocks in use, as requests come and end: no block is looked at."""
+    scheduler, counter = Scheduler(), Counter()
+    scheduler.start("first", 10)
+    prefix = scheduler.held("first")[:4]
+    for number in range(3):
+        scheduler.start(f"other-{number}", 2, shared=prefix)
+    counts = [taken(counter, scheduler)]
+    scheduler.end("first")
+    scheduler.end("other-1")
+    scheduler.grow("other-0", 3)
+    counts.append(taken(counter, scheduler))
+    assert [(16, 0), (11, 0)] == [(count.owners["running"], count.unowned) for count in counts]
+    assert [None, None] == [count.held for count in counts]
+
+
 def test_a_lost_block_does_not_hide_behind_a_shared_one() -> None:
     """Lengths that add up because one block is shared and another is lost: a look at the blocks finds it."""
     scheduler, counter = Scheduler(), Counter()
     scheduler.start("first", 10)
     scheduler.start("second", 3, shared=scheduler.held("first")[:1])
     scheduler.pool.get_new_blocks(1)
-    count = taken(counter, scheduler, looks=True)
+    count = taken(counter, scheduler)
     assert (13, 1) == (count.owners["running"], count.unowned)
 
 
-class Restless(dict[str, list[Block]]):
-    """A table to which the engine adds a request whenever it is read."""
-
-    def items(self) -> Any:
-        """One entry more each time."""
-        for number, each in enumerate(super().items()):
-            yield each
-            if not number:
-                self[f"request-{len(self)}"] = []
-
-
-def test_an_engine_that_never_rests_is_no_error() -> None:
-    """No moment can be read: there is no count this time, and what is known is kept."""
+def test_an_engine_that_never_rests_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The free blocks are others whenever they are read: there is no count this time, and what is known is kept."""
     scheduler, counter = Scheduler(), Counter()
     scheduler.start("runs", 10)
-    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-    manager.req_to_blocks = Restless(manager.req_to_blocks, second=[])
+    numbers = itertools.count()
+    monkeypatch.setattr(scheduler.pool, "get_num_free_blocks", numbers.__next__)
 
     def steps() -> Iterator[Any]:
         yield (yield from counter.take(scheduler, []))
