@@ -1,6 +1,7 @@
 """The census of a pool's blocks: owners that add up to the pool, and orphans with their last holders."""
 
 import itertools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from kvdiag.agent.block_census import Census
 from kvdiag.agent.schedulers import VLLM
 from tests.unit.agent.scheduler_stand_in import Request, Scheduler, Status
+from tests.unit.agent.test_block_tables import SlidingWindowManager, moved
 
 FEW = 40
 """Publications within which a count of a thousand blocks is complete on any machine."""
@@ -171,6 +173,37 @@ def test_released_orphans_are_none() -> None:
     assert {"orphaned": 2} == owners(counted(scheduler, census))
     scheduler.pool.free_blocks(lost)
     assert {} == owners(counted(scheduler, census))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_busy_engine_is_not_accused_and_its_losses_are_named(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+    """It works in every tenth pause of the census, and one of its requests loses a block now and then."""
+    scheduler, census, rng = Vllm(2001, groups), watched(), random.Random(groups)  # noqa: S311 - moves, not secrets
+    managers: list[Any] = scheduler.kv_cache_manager.coordinator.single_type_managers
+    managers[1:] = [SlidingWindowManager(scheduler.pool) for _ in managers[1:]]
+    numbers, lost = itertools.count(), set[int]()
+
+    def work(_: float) -> None:
+        if rng.random() < 0.1:
+            moved(scheduler, rng, next(numbers))
+            scheduler.step()
+
+    monkeypatch.setattr("kvdiag.agent.block_census.time.sleep", work)
+    for number in range(200):
+        for _ in range(rng.randrange(8)):
+            moved(scheduler, rng, next(numbers))
+        scheduler.step()
+        count = census.read()
+        assert count is None or set(count["orphans"]) <= lost
+        if number % 50 == 49 and scheduler.running:
+            name = scheduler.running[0].request_id
+            own = [block for block in scheduler.held(name) if block.ref_cnt == 1]
+            lost |= {block.block_id for block in own[-1:]}
+            for block in own[-1:]:
+                block.ref_cnt += 1
+            scheduler.end(name)
+    assert lost
+    assert sorted(lost) == counted(scheduler, census, 12)["orphans"]
 
 
 class Connector:
