@@ -85,7 +85,7 @@ def _split(timeline: Timeline, facts: Facts, limits: Limits) -> Iterator[Lifetim
     samples = timeline.samples
     for begin, end in pairwise((0, *restarts(timeline, facts, limits), len(samples))):
         part, is_last = samples[begin:end], end == len(samples)
-        answer = max((place for place, one in enumerate(part) if one.answered), default=len(part) - 1)
+        answer = next((place for place in range(len(part) - 1, -1, -1) if part[place].answered), len(part) - 1)
         life = Life(start_seconds=part[0].at_seconds if part else 0.0, worst="unknown")
         own = facts if is_last else _facts_at(timeline, facts, part[answer].at_seconds)
         life = replace(life, engine=own.engine_name)

@@ -6,11 +6,13 @@ a server's bytes are those of its own processes on its own devices, and what one
 have its part. Results that several rules ask for are kept with the timeline (`Timeline.once`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise, takewhile
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
+from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.formatting import plural
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
@@ -45,12 +47,17 @@ def held_blocks(sample: Sample, facts: Facts) -> int | None:
     return held
 
 
-def readings_of(timeline: Timeline, label: str) -> Iterator[tuple[float, Engine]]:
+def readings_of(timeline: Timeline, label: str) -> Sequence[tuple[float, Engine]]:
     """The times and samples of one engine, by its label."""
-    for sample in timeline.samples:
-        for engine in sample.engines or ():
-            if engine.engine == label:
-                yield sample.at_seconds, engine
+    return timeline.once(
+        ("readings_of", label),
+        lambda: [
+            (sample.at_seconds, engine)
+            for sample in timeline.samples
+            for engine in sample.engines or ()
+            if engine.engine == label
+        ],
+    )
 
 
 def block_bytes(facts: Facts) -> int | None:
@@ -80,8 +87,9 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
 
     def floors() -> tuple[IdleFloor, ...]:
         # A tick on which no engine was read ends no interval.
-        samples = (sample for sample in timeline.samples if sample.engines is not None)
-        groups = [(idle, tuple(group)) for idle, group in groupby(samples, is_idle)]
+        columns = engine_columns(timeline)
+        rows = zip(map(_no_request, columns.idle, columns.samples), columns.samples, strict=True)
+        groups = [(idle, tuple(sample for _, sample in group)) for idle, group in groupby(rows, itemgetter(0))]
         befores = [None, *(group[-1] for _, group in groups)]
         intervals = [
             _current(group, facts, before) for (idle, group), before in zip(groups, befores, strict=False) if idle
@@ -123,7 +131,11 @@ def _current(interval: Sequence[Sample], facts: Facts, before: Sample | None) ->
 
 def is_idle(sample: Sample) -> bool:
     """Whether every engine is idle, and no request of ours is open."""
-    return sample.engines_idle is True and (sample.load is None or sample.load.requests == 0)
+    return _no_request(sample.engines_idle, sample)
+
+
+def _no_request(engines_idle: bool | None, sample: Sample) -> bool:
+    return engines_idle is True and (sample.load is None or sample.load.requests == 0)
 
 
 def open_sessions(timeline: Timeline, floor: IdleFloor, facts: Facts) -> tuple[int, int | None]:

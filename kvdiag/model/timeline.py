@@ -267,6 +267,10 @@ class Timeline:
             self._known[key] = make()
         return cast("Made", self._known[key])
 
+    def forget(self) -> None:
+        """Drop what `once` cached: some of it refers to the timeline, which would outlive its last use."""
+        self._known.clear()
+
     def between(self, start_seconds: float, end_seconds: float) -> tuple[Sample, ...]:
         """Samples with start <= time <= end."""
         return self.samples[bisect_left(self._times, start_seconds) : bisect_right(self._times, end_seconds)]

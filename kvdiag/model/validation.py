@@ -63,8 +63,7 @@ class Checked:
         """
         _, figures = _figures(cls)  # type: ignore[arg-type]  # mypy takes a class for unhashable
         for name, least, most in figures:
-            known = [value for value in columns.get(name, ()) if value is not None]
-            if known and not (type(known[0]) is not tuple and least <= min(known) and max(known) <= most):
+            if not _all_within(columns.get(name, ()), least, most):
                 # A row is at fault, or is a tuple of figures.
                 return [cls(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
         made = [cls.__new__(cls) for _ in range(count)]
@@ -86,6 +85,15 @@ class Checked:
         """The problem of a figure that exceeds `most`, the value of another figure."""
         value = getattr(self, name)
         return None if value is None or value <= most else f"{name} is {value}, not within 0..{most}"
+
+
+def _all_within(values: Sequence[Any], least: int, most: int) -> bool:
+    """Whether all values but missing ones are numbers within bounds."""
+    try:
+        return not values or (type(values[0]) is not tuple and least <= min(values) and max(values) <= most)
+    except TypeError:
+        known = [value for value in values if value is not None]
+        return not known or (type(known[0]) is not tuple and least <= min(known) and max(known) <= most)
 
 
 @cache

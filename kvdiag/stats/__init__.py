@@ -7,6 +7,7 @@ that cannot be computed is `None`. Times are seconds of any origin: adding a con
 from kvdiag.stats.jumps import Levelled, is_step, sensitivities, without_jumps
 from kvdiag.stats.series import (
     Interval,
+    bin_ends,
     binned,
     deviation,
     evenly,

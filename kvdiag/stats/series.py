@@ -72,11 +72,16 @@ def binned(
     times: Sequence[float], values: Sequence[float], end_seconds: float, bin_seconds: float, count: int
 ) -> tuple[tuple[float, ...], ...]:
     """The samples in each of `count` equal bins that end at `end_seconds`, oldest first; a bin may be empty."""
+    ends = bin_ends(times, end_seconds, bin_seconds, count)
+    return tuple(tuple(values[lower:upper]) for lower, upper in pairwise(ends))
+
+
+def bin_ends(times: Sequence[float], end_seconds: float, bin_seconds: float, count: int) -> list[int]:
+    """The places where each of `count` equal bins begins, and where the last one ends, at `end_seconds`."""
     start = end_seconds - count * bin_seconds
     # Counted back from the end, so that the newest sample is always in the last bin.
     edges = [bisect_left(times, start + number * bin_seconds) for number in range(1, count)]
-    ends = [bisect_left(times, start), *edges, bisect_right(times, end_seconds)]
-    return tuple(tuple(values[lower:upper]) for lower, upper in pairwise(ends))
+    return [bisect_left(times, start), *edges, bisect_right(times, end_seconds)]
 
 
 def interpolated(bins: Sequence[float | None], ratio: float) -> list[float] | None:
@@ -84,6 +89,9 @@ def interpolated(bins: Sequence[float | None], ratio: float) -> list[float] | No
     known = [(place, value) for place, value in enumerate(bins) if value is not None]
     if not known or len(known) < ratio * len(bins):
         return None
+    if len(known) == len(bins):
+        # As below, at a third of the time.
+        return [*(float(value) for _, value in known[:-1]), known[-1][1]]
     whole = [known[0][1]] * known[0][0]
     for (place, value), (next_place, next_value) in pairwise(known):
         width = next_place - place

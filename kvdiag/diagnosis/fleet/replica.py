@@ -146,6 +146,7 @@ def _totals(
         known = ((name, sizes) for name, sizes in parts if sizes and None not in sizes)
         return [(series[name], sum(filter(None, sizes)), len(sizes)) for name, sizes in known]
 
+    # Every sample of a day passes through here.
     for sample in timeline.samples:
         if sample.devices:
             # Values that stay the same for hours are often one object.
@@ -158,11 +159,14 @@ def _totals(
             for line, value, count in sums(_of_allocators(sample.allocators, facts)):
                 line.add(sample.at_seconds, value, count)
         if sample.host:
-            resident = [process.resident_bytes for process in sample.host]
-            anonymous = [process.anonymous_bytes for process in sample.host]
-            series["resident"].add(sample.at_seconds, sum(resident), len(resident))
+            processes = sample.host
+            count = len(processes)
+            only = processes[0] if count == 1 else None
+            size = only.resident_bytes if only else sum([process.resident_bytes for process in processes])
+            series["resident"].add(sample.at_seconds, size, count)
+            anonymous = [only.anonymous_bytes] if only else [process.anonymous_bytes for process in processes]
             if None not in anonymous:
-                series["anonymous"].add(sample.at_seconds, sum(filter(None, anonymous)), len(anonymous))
+                series["anonymous"].add(sample.at_seconds, sum(filter(None, anonymous)), count)
     _add_engines(series, timeline, facts, limits, restarts_seconds)
     return series
 

@@ -39,10 +39,11 @@ class Minutes:
         start = bisect_left(series.times_seconds, end - longest)
         times = series.times_seconds[start:]
         count = int((end - times[0]) / MINUTE_SECONDS) + 1
+        # A sample on the edge belongs to the minute that it ends.
+        ends = list(pairwise(stats.bin_ends(times, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)))
 
-        def cells(values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-            # A sample on the edge belongs to the minute that it ends.
-            return stats.binned(times, values, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)
+        def cells(values: Sequence[float]) -> list[Sequence[float]]:
+            return [values[lower:upper] for lower, upper in ends]
 
         every = cells(series.sizes_bytes[start:])
         load = None if series.load is None else [_mean(cell) if cell else None for cell in cells(series.load[start:])]

@@ -11,8 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress
+from operator import attrgetter
 
-from kvdiag.diagnosis.engine_columns import Totals, engine_columns
+from kvdiag.diagnosis.engine_columns import EngineColumns, Totals, engine_columns
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
 from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.estimator import assess
@@ -20,7 +21,7 @@ from kvdiag.diagnosis.growth.growth_evidence import Assessment, Series
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_bytes, server_devices, server_uuids
-from kvdiag.model import Device, Facts, HostProcess, Sample, Timeline, cuda_uuid
+from kvdiag.model import Device, Facts, HostProcess, Timeline, cuda_uuid
 
 Points = tuple[list[float], list[int]]
 """Times in seconds and bytes of one component, side by side."""
@@ -31,6 +32,9 @@ GROUPS: tuple[tuple[Part, ...], ...] = (
     (Part.SERVER, Part.DEVICE, Part.OTHERS),
 )
 """Components that one source reads together: an owner that lacks the newest of them has exited."""
+
+
+_MEDIA = attrgetter("media_queries_total")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,8 @@ class EngineActivity:
 
     def places(self, times: Sequence[float]) -> list[int]:
         """The newest sample before each of some ascending times; -1 before the first."""
+        if (before := len(self.times_seconds) - len(times)) >= 0 and tuple(times) == self.times_seconds[before:]:
+            return list(range(before, len(self.times_seconds)))
         found, place, last = [], -1, len(self.times_seconds) - 1
         for seconds in times:
             while place < last and self.times_seconds[place + 1] <= seconds:
@@ -163,50 +169,75 @@ class _Gathering:
         self._own = server_uuids(timeline, facts)
         self._assigned = assigned_uuids(timeline, facts)
         self._limits = limits
-        self._kept: dict[Hashable, float] = {}
         self._points: dict[Part, dict[Hashable, Points]] = {part: {} for group in GROUPS for part in group}
         self._owners: dict[Hashable, MemoryOwner] = {}
+        self._lines: dict[Hashable, Points] = {}
+        """Of processes, by what distinguishes them."""
 
     def series(self) -> MemorySeries:
         """Everything that the samples show."""
-        devices: tuple[Device, ...] | None = None
-        host: tuple[HostProcess, ...] | None = None
-        of_devices: list[tuple[Points, int]] | None = None
-        of_host: list[tuple[Points, int]] = []
-        for sample in self._timeline.samples:
-            at_seconds = sample.at_seconds
-            # With samples each second every fifth lists processes, and the others say nothing of the server's.
-            if sample.devices and self._due(board := (sample.devices[0].uuid, len(sample.devices)), at_seconds):
-                # Values that stay the same for hours are often one object.
-                if sample.devices is not devices:
-                    devices = sample.devices
-                    of_devices = self._devices(devices)
-                if of_devices is not None:
-                    self._kept[board] = at_seconds
-                    _add(of_devices, at_seconds)
-            allocators = sample.allocators
-            if allocators and self._due(source := ("torch", allocators[0].pid, len(allocators)), at_seconds):
-                self._kept[source] = at_seconds
-                for each in allocators:
-                    if not each.may_be_of(self._facts.server_pids):
-                        continue
-                    key = each.identity
-                    if key not in self._owners:
-                        self._owners[key] = MemoryOwner(device_uuid=each.device_uuid.lower(), who=each.who)
-                    published = [(self._line(part, key), size) for part, size in torch_components(each)]
-                    _add(published, at_seconds)
-            if sample.host and self._due(source := ("host", sample.host[0].pid, len(sample.host)), at_seconds):
-                self._kept[source] = at_seconds
-                if sample.host is not host:
-                    host = sample.host
-                    of_host = list(self._host(host))
-                _add(of_host, at_seconds)
+        self._gather_devices()
+        self._gather_allocators()
+        self._gather_host()
         return MemorySeries(
             engines=engine_activity(self._timeline),
             points={part: self._by_owner(part) for part in self._points},
             started_seconds=self._facts.started_seconds,
             limits=self._limits,
         )
+
+    def _gather_devices(self) -> None:
+        # With samples each second every fifth lists processes, and the others say nothing of the server's.
+        kept, least_seconds = dict[Hashable, float](), self._limits.reading_seconds
+        devices: tuple[Device, ...] | None = None
+        figures: list[tuple[Points, int]] | None = None
+        for sample in self._timeline.samples:
+            if not sample.devices:
+                continue
+            board = sample.devices[0].uuid, len(sample.devices)
+            if (before := kept.get(board)) is not None and sample.at_seconds - before < least_seconds:
+                continue
+            # Values that stay the same for hours are often one object.
+            if sample.devices is not devices:
+                devices = sample.devices
+                figures = self._devices(devices)
+            if figures is not None:
+                kept[board] = sample.at_seconds
+                _add(figures, sample.at_seconds)
+
+    def _gather_allocators(self) -> None:
+        kept, least_seconds = dict[Hashable, float](), self._limits.reading_seconds
+        for sample in self._timeline.samples:
+            if not sample.allocators:
+                continue
+            source = sample.allocators[0].pid, len(sample.allocators)
+            if (before := kept.get(source)) is not None and sample.at_seconds - before < least_seconds:
+                continue
+            kept[source] = sample.at_seconds
+            for each in sample.allocators:
+                if not each.may_be_of(self._facts.server_pids):
+                    continue
+                key = each.identity
+                if key not in self._owners:
+                    self._owners[key] = MemoryOwner(device_uuid=each.device_uuid.lower(), who=each.who)
+                published = [(self._line(part, key), size) for part, size in torch_components(each)]
+                _add(published, sample.at_seconds)
+
+    def _gather_host(self) -> None:
+        kept, least_seconds = dict[Hashable, float](), self._limits.reading_seconds
+        host: tuple[HostProcess, ...] | None = None
+        figures: list[tuple[Points, int]] = []
+        for sample in self._timeline.samples:
+            if not sample.host:
+                continue
+            source = sample.host[0].pid, len(sample.host)
+            if (before := kept.get(source)) is not None and sample.at_seconds - before < least_seconds:
+                continue
+            kept[source] = sample.at_seconds
+            if sample.host is not host:
+                host = sample.host
+                figures = self._host(host)
+            _add(figures, sample.at_seconds)
 
     def _devices(self, devices: tuple[Device, ...]) -> list[tuple[Points, int]] | None:
         """The series of the server's devices and their bytes; `None` for a sample that does not list its processes."""
@@ -228,26 +259,24 @@ class _Gathering:
                 found.append((self._line(Part.DEVICE, key), used))
         return found
 
-    def _host(self, processes: tuple[HostProcess, ...]) -> Iterator[tuple[Points, int]]:
+    def _host(self, processes: tuple[HostProcess, ...]) -> list[tuple[Points, int]]:
         """The series of the processes and their bytes."""
-        sizes = [process.anonymous_bytes for process in processes if process.anonymous_bytes is not None]
-        if 1 < len(sizes) == len(processes):
-            key = ("together", *(process.pid for process in processes))
-            who = f"the server's {len(sizes)} processes together"
-            self._owners.setdefault(key, MemoryOwner(device_uuid="", who=who))
-            yield self._line(Part.HOST_TOGETHER, key), sum(sizes)
+        found = []
         for process in processes:
-            one = (process.pid, process.name)
-            if one not in self._owners:
-                self._owners[one] = MemoryOwner(device_uuid="", who=process.who)
-            if process.anonymous_bytes is None:
-                yield self._line(Part.HOST_RESIDENT, one), process.resident_bytes
-            else:
-                yield self._line(Part.HOST_ANONYMOUS, one), process.anonymous_bytes
-
-    def _due(self, source: Hashable, at_seconds: float) -> bool:
-        """Whether a source's sample is far enough from its last for a minute's median to gain by it."""
-        return at_seconds - self._kept.get(source, -math.inf) >= self._limits.reading_seconds
+            size = process.anonymous_bytes
+            key = process.pid, process.name, size is None
+            if (line := self._lines.get(key)) is None:
+                one = process.pid, process.name
+                self._owners.setdefault(one, MemoryOwner(device_uuid="", who=process.who))
+                line = self._line(Part.HOST_RESIDENT if size is None else Part.HOST_ANONYMOUS, one)
+                self._lines[key] = line
+            found.append((line, process.resident_bytes if size is None else size))
+        if len(processes) > 1 and all(process.anonymous_bytes is not None for process in processes):
+            together = ("together", *(process.pid for process in processes))
+            who = f"the server's {len(processes)} processes together"
+            self._owners.setdefault(together, MemoryOwner(device_uuid="", who=who))
+            found.append((self._line(Part.HOST_TOGETHER, together), sum(size for _, size in found)))
+        return found
 
     def _line(self, part: Part, key: Hashable) -> Points:
         return self._points[part].setdefault(key, ([], []))
@@ -278,15 +307,18 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
             if columns.only is None
             else [engine.asleep is True for engine in columns.only]
         ),
-        media=_media(read),
+        media=_media(columns),
         # A counter that never moves says nothing.
         fresh=bool(read) and generated[0] == 0 != generated[-1],
     )
 
 
-def _media(read: Sequence[Sample]) -> bool | None:
+def _media(columns: EngineColumns) -> bool | None:
     """Whether media were looked up, by the newest sample that counts them: of a server of text there are none."""
-    for sample in reversed(read):
+    if columns.only is not None:
+        newest = next((each for each in map(_MEDIA, reversed(columns.only)) if each is not None), None)
+        return None if newest is None else bool(newest)
+    for sample in reversed(columns.samples):
         counts = [one.media_queries_total for one in sample.engines or () if one.media_queries_total is not None]
         if counts:
             return any(counts)

@@ -21,9 +21,9 @@ from kvdiag.stats.rank_tests import rising
 
 def asleep_growth(timeline: Timeline, facts: Facts, limits: Limits, verdict: str) -> Finding | None:
     """The device whose memory grows from sleep to sleep the most; `None` where none does, or the engine never slept."""
-    if not any(sample.asleep for sample in timeline.samples):
-        return None
     series = memory_series(timeline, facts, limits)
+    if True not in series.engines.asleep:
+        return None
     part = Part.SERVER if series.points[Part.SERVER] else Part.DEVICE
     found = []
     for owner, line in series.points[part].items():

@@ -133,11 +133,18 @@ def _copy_step(held: list[int], weights: int, limits: Limits) -> tuple[int, int]
 
 def _held_over_time(timeline: Timeline, facts: Facts) -> list[int]:
     """The server's bytes on all its devices in every sample that lists its processes."""
-    each = (
-        [size for device in sample.devices or () if (size := server_bytes(device, facts.server_pids)) is not None]
-        for sample in timeline.samples
-    )
-    return [sum(known) for known in each if known]
+    found: list[int] = []
+    devices: tuple[Device, ...] | None = None
+    known: list[int] = []
+    for sample in timeline.samples:
+        # Values that stay the same for hours are often one object.
+        if sample.devices is not devices:
+            devices = sample.devices
+            sizes = (server_bytes(device, facts.server_pids) for device in devices or ())
+            known = [size for size in sizes if size is not None]
+        if known:
+            found.append(sum(known))
+    return found
 
 
 def _least_with_server(timeline: Timeline, uuid: str, facts: Facts) -> Device | None:

@@ -1,7 +1,7 @@
 """What a fleet's feed gives after a round: the verdict of each replica, as of when; and how it is kept in a file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvdiag.diagnosis.fleet import ReplicaSummary
@@ -48,7 +48,8 @@ class FleetRound:
     `problem` is why the survey failed; the verdicts are then those before.
     """
 
-    verdicts: tuple[ReplicaVerdict, ...] = ()
+    # Python 3.11's `asyncio.run` writes a text of what it returns, twice.
+    verdicts: tuple[ReplicaVerdict, ...] = field(default=(), repr=False)
     gaps: tuple[Gap, ...] = ()
     replicas: int = 0
     """Those that the survey listed."""

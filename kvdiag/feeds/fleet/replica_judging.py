@@ -16,8 +16,8 @@ from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica, image_of
 from kvdiag.model import Facts, Timeline
 
-COLLECTED_TOGETHER = 8
-"""Replicas that are judged between two garbage collections: each leaves several MiB."""
+COLLECTED_TOGETHER = 64
+"""Replicas that are judged between two garbage collections. They leave nothing that only these free, as a rule."""
 
 _judged = count(1)
 
@@ -28,7 +28,7 @@ def judge_replica(files: ReplicaFiles, replica: Replica, window: Window, limits:
     Raises:
         OSError: the file cannot be written.
     """
-    # Samples have no cycles, and there are many of them; a timeline refers to itself. Older objects are not looked at.
+    # Samples have no cycles, and there are many of them. Older objects are not looked at.
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -68,7 +68,8 @@ def _judge(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits
         newest_seconds=samples.newest_seconds,
         node=_node(replica),
     )
-    files.replace(replica.key, samples, window.start_seconds, kept_verdict(verdict))
+    files.judged(replica.key, samples, window.start_seconds, kept_verdict(verdict))
+    timeline.forget()
     return verdict
 
 

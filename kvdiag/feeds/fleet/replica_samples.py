@@ -2,9 +2,9 @@
 
 A newer read of an interval replaces the older one: samples that arrived late are in it. A series whose newest sample is
 enough (`ONCE`) keeps that alone, dated at the end of the history, as a query for it would. A file is one block that
-holds everything, and one more for each round since; a block begins with its length and its checksum, so that a block
-that was cut off by a crash is noticed and dropped. Times take few bytes as differences of milliseconds, which is what
-the API reports; all series of one scrape share them. Files are kvdiag's own, but are checked as any input.
+holds everything, and one more for each round since, or for a verdict; a block begins with its length and its checksum,
+so that a block that was cut off by a crash is noticed and dropped. Times take few bytes as differences of milliseconds,
+which is what the API reports; all series of one scrape share them. Files are kvdiag's own, but checked as any input.
 """
 
 import json
@@ -14,7 +14,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from operator import sub
 from typing import Any
 
 from kvdiag.feeds.history.prometheus_feed import ONCE, other_pools, processes_of, with_processes
@@ -45,6 +46,8 @@ class ReplicaSamples:
     lost: list[LostHistory] = field(default_factory=list)
     """Intervals that could not be read, and have not been since."""
     warnings: dict[str, None] = field(default_factory=dict)
+    blocks: int = 0
+    """Of the file that it was restored from."""
 
     def known(self) -> set[Labels]:
         """Every series that has been read."""
@@ -129,7 +132,7 @@ def block(samples: ReplicaSamples, start_seconds: float, about: dict[str, Any] |
         if key not in columns:
             columns[key] = len(times)
             moments = [round(moment * 1000.0) for moment in points.times]
-            times.append(array("q", [*moments[:1], *(after - before for before, after in pairwise(moments))]).tobytes())
+            times.append(array("q", map(sub, moments, [0, *moments])).tobytes())
         rows.append([_flat(series_id), columns[key], points.refused])
         values.append(points.values.tobytes())
     head = {
@@ -147,8 +150,13 @@ def block(samples: ReplicaSamples, start_seconds: float, about: dict[str, Any] |
     return _LENGTHS.pack(_MAGIC, len(packed), zlib.crc32(packed)) + packed
 
 
+def verdict_block(about: dict[str, Any]) -> bytes:
+    """A block without samples, whose `about` replaces that of the blocks before it."""
+    return block(ReplicaSamples(until_seconds=0.0), 0.0, about)
+
+
 def restored(content: bytes) -> tuple[ReplicaSamples, dict[str, Any], int]:
-    """The samples of a file, what is kept with its first block, and the bytes of the blocks that are whole.
+    """The samples of a file, what was kept with them last, and the bytes of the blocks that are whole.
 
     Raises:
         DamagedError: not even the first block is whole.
@@ -161,10 +169,12 @@ def restored(content: bytes) -> tuple[ReplicaSamples, dict[str, Any], int]:
             newer, start_seconds, more = _parsed(packed)
         except (ValueError, KeyError, TypeError, IndexError, OverflowError, struct.error, zlib.error) as error:
             raise DamagedError(str(error)) from error
+        about = more or about
         if samples is None:
-            samples, about = newer, more
-        else:
+            samples = newer
+        elif newer.until_seconds:
             samples.merge(newer, start_seconds)
+        samples.blocks += 1
         sound = end
     if samples is None:
         raise DamagedError("no complete block")

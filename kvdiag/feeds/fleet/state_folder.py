@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from kvdiag import files
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.fleet.replica_samples import DamagedError, ReplicaSamples, block, restored
+from kvdiag.feeds.fleet.replica_samples import DamagedError, ReplicaSamples, block, restored, verdict_block
 
 MAX_FILE_BYTES = 256 * 2**20
 FORMAT = 1
@@ -75,9 +75,23 @@ class ReplicaFiles:
         Raises:
             OSError: it cannot be written.
         """
+        self._append(key, block(samples, start_seconds))
+
+    def judged(self, key: str, samples: ReplicaSamples, start_seconds: float, about: Mapping[str, Any]) -> None:
+        """Keep a verdict, and only those samples that it is by; a file that was just read whole has no others.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if samples.blocks == 1:
+            self._append(key, verdict_block({"key": key, **about}))
+        else:
+            self.replace(key, samples, start_seconds, about)
+
+    def _append(self, key: str, content: bytes) -> None:
         file = os.open(self._file(key), os.O_WRONLY | os.O_APPEND | files.CLOSED)
         with os.fdopen(file, "ab") as opened:
-            opened.write(block(samples, start_seconds))
+            opened.write(content)
 
     def remove(self, key: str) -> None:
         """Forget a replica."""

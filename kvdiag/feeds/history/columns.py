@@ -118,10 +118,12 @@ def readings(
         fresh = [True, *map(ne, table, table[1:])] if table else []
         columns = {name: list(compress(values, fresh)) for name, values in fields.items()}
         alone = [() if one is None else (one,) for one in make(key, sum(fresh), columns)]
-        place = accumulate(fresh, initial=-1)
-        next(place)
-        for moment, at in zip(times, place, strict=True):
-            if made := alone[at]:
+        each = [alone[place] for place in accumulate(fresh, initial=-1)][1:]
+        if not found:
+            found = {moment: made for moment, made in zip(times, each, strict=True) if made}
+            continue
+        for moment, made in zip(times, each, strict=True):
+            if made:
                 found[moment] = found[moment] + made if moment in found else made
     return found
 

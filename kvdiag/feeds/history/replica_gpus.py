@@ -128,13 +128,16 @@ def _with_memory(rows: Rows, count: int) -> Rows:
 
 def _by_row(make: Callable[..., float], *columns: Values) -> Values:
     """What `make` returns for each row of the columns; `None` where one of them has no value."""
-    return [None if None in row else make(*row) for row in zip(*columns, strict=True)]
+    try:
+        return list(map(make, *columns))
+    except TypeError:
+        return [None if None in row else make(*row) for row in zip(*columns, strict=True)]
 
 
 def _steady(totals: Sequence[float | None]) -> Values:
     """A device's most frequent size, for samples that differ by rounding alone."""
     known = Counter(total for total in totals if total is not None)
-    if not known:
+    if len(known) <= 1:
         return totals
     usual, _ = known.most_common(1)[0]
     return [usual if total is not None and abs(total - usual) <= ROUNDING_BYTES else total for total in totals]

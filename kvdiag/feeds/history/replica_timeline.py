@@ -167,7 +167,10 @@ def _engines(key: Key, count: int, columns: Rows) -> Sequence[Engine | None]:
 
 
 def _rounded(values: Values) -> Sequence[int | None]:
-    return [None if value is None else round(value) for value in values]
+    try:
+        return list(map(round, values))  # type: ignore[arg-type]  # a missing value is a TypeError
+    except TypeError:
+        return [None if value is None else round(value) for value in values]
 
 
 def _host(columns: Columns, names: Names, container: str | None) -> dict[float, tuple[HostProcess, ...]]:
@@ -200,6 +203,8 @@ def _processes(who: tuple[int, str], count: int, columns: Rows) -> Sequence[Host
         resident_bytes=[other or 0 if one is None else one for one, other in zip(resident, anonymous, strict=True)],
         anonymous_bytes=anonymous,
     )
+    if any(None not in values for values in columns.values()):
+        return made
     known = zip(*columns.values(), strict=True)
     return [one if row.count(None) < len(row) else None for one, row in zip(made, known, strict=True)]
 

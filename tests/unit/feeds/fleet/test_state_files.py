@@ -3,6 +3,7 @@
 import struct
 import zlib
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,34 @@ def test_a_file_that_another_machine_made_is_the_replicas(tmp_path: Path) -> Non
     assert b"" == here.content("another")
     here.close()
     there.close()
+
+
+def test_a_verdict_is_added_to_a_file_that_was_just_read(tmp_path: Path) -> None:
+    """What was read whole is not written again; one that a crash cuts off costs the verdict alone."""
+    folder = StateFolder(tmp_path / "state", {})
+    folder.replace(KEY, samples(), 0.0, {})
+    [file] = (tmp_path / "state").glob("*.replica")
+    before = file.read_bytes()
+    kept = folder.load(KEY)
+    assert kept is not None
+    folder.judged(KEY, kept, 0.0, {"node": "a"})
+    assert file.read_bytes().startswith(before)
+    assert [(KEY, {"key": KEY, "node": "a"})] == list(folder.kept())
+    assert folder.load(KEY) == replace(kept, blocks=2)
+    file.write_bytes(file.read_bytes()[:-1])
+    assert [(KEY, {"key": KEY})] == list(folder.kept())
+    assert folder.load(KEY) == kept
+    folder.close()
+
+
+def test_a_verdict_replaces_a_file_of_several_rounds(tmp_path: Path) -> None:
+    """So that it does not grow with each of them."""
+    folder = StateFolder(tmp_path / "state", {})
+    folder.replace(KEY, samples(), 0.0, {"node": "a"})
+    folder.extend(KEY, samples(), 60.0)
+    kept = folder.load(KEY)
+    assert kept is not None
+    folder.judged(KEY, kept, 0.0, {"node": "b"})
+    assert [(KEY, {"key": KEY, "node": "b"})] == list(folder.kept())
+    assert folder.load(KEY) == replace(kept, blocks=1)
+    folder.close()
