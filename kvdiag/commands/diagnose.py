@@ -45,8 +45,12 @@ from kvdiag.outputs.html import report_page
 from kvdiag.outputs.terminal import fleet_text
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import SOURCE
+from kvdiag.sources.prometheus_api import MAX_UNPROVEN
 
 Results = tuple[list[Judged], list[ReplicaSummary], str | None]
+
+MAX_EMPTY = MAX_UNPROVEN // REPLICAS_AT_ONCE
+"""Portions without a sample, before any has had one, after which no further replica is queried for."""
 """Replicas that were diagnosed, their summaries for the comparison, and why some could not be read."""
 
 _PATH = click.Path(path_type=Path)
@@ -212,18 +216,26 @@ async def _survey(access: PrometheusAccess, match: str, window: Window) -> Surve
 
 
 def _all(access: PrometheusAccess, replicas: Sequence[Replica], window: Window, limits: Limits) -> Results:
+
+    def answers_for(key: str) -> bool:
+        return judge(access, window, limits, [one for one in replicas if one.key == key])[2] is None
+
     portions = [replicas[at : at + REPLICAS_AT_ONCE] for at in range(0, len(replicas), REPLICAS_AT_ONCE)]
     judged: list[Judged] = []
     summaries: list[ReplicaSummary] = []
     problem: str | None = None
+    empty, proven = 0, None
     options = access.options
     with executor(options.workers, len(portions), options.ray) as pool, show_replicas() as show_progress:
         for diagnosed, summarised, problem in results(pool, partial(judge, access, window, limits), portions):
             judged += diagnosed
             summaries += summarised
             show_progress(len(judged), len(replicas))
-            if problem is not None:
-                # A Prometheus that no longer answers is not queried for hundreds of further replicas.
+            proven = proven or next((one.key for one in diagnosed if one.diagnosis.samples), None)
+            empty += problem is not None
+            # A Prometheus that no longer answers is not queried for hundreds of further replicas. One that fails for
+            # some still answers for others.
+            if problem is not None and (empty >= MAX_EMPTY if proven is None else not answers_for(proven)):
                 break
     known = {one.key for one in judged}
     judged += [_unread(one, problem or "", limits) for one in replicas if one.key not in known]

@@ -11,6 +11,7 @@ as JSON. An answer that is written otherwise is decoded as JSON throughout, with
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from array import array
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from kvdiag.sources.bounded_json import TooManyValuesError, decode, most_values
+from kvdiag.sources.bounded_json import TooManyValuesError, decode
 from kvdiag.sources.http import TooMuchError, Unreadable
 
 SOURCE = "prometheus"
@@ -122,7 +123,8 @@ def decoded_answer(body: bytes | bytearray, path: str) -> dict[str, Any] | None:
     Raises:
         TooMuchError: it has too many values.
     """
-    if most_values(body) <= MAX_ANSWER_VALUES and (answer := _by_columns(body)) is not None:
+    # Of a sample's three values two quotes show; counting these alone takes a third of the time.
+    if body.count(b'"') <= MAX_ANSWER_VALUES * 2 // 3 and (answer := _by_columns(body)) is not None:
         return answer
     try:
         value = decode(body, max_values=MAX_ANSWER_VALUES)
@@ -145,6 +147,12 @@ class SampleColumns(NamedTuple):
 _BEGIN, _END = b'"values":[[', b'"]]'
 """Around a series' samples. Within a text of JSON its quotes would be escaped."""
 
+_IN_SAMPLES = b'0123456789.+-eENaInf",[]'
+"""All that samples consist of. Other answers are decoded as JSON throughout."""
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|Inf)|NaN")
+"""A value as all servers write it. `float` reads more: blanks, `1_000`, other alphabets' digits."""
+
 
 def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
     """The answer with the samples of each series as columns; `None` if any are not written as expected."""
@@ -155,15 +163,21 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
     try:
         while (begin := body.find(_BEGIN, place)) >= 0:
             end = body.index(_END, begin)
-            # Times and values alternate: 1795132800.5,"1"],[1795132830.5,"2
-            texts = body[begin + len(_BEGIN) : end].decode("ascii").replace('"],[', ',"').split(',"')
+            samples = body[begin + len(_BEGIN) : end]
+            if samples.translate(None, _IN_SAMPLES):
+                return None
+            # Times and values alternate, as in: 1795132800.5,"1"],[1795132830.5,"2
+            texts = samples.decode("ascii").split('"')
             moments, numbers = texts[::2], texts[1::2]
             same = (moments[0], moments[-1], len(moments))
             if same not in known or known[same][0] != moments:
-                times = array("d", map(float, moments))
+                joined = "".join(moments)
+                if not joined.endswith(","):
+                    return None
+                times = _read(joined[:-1].replace(",],[", ","))
                 known[same] = moments, times, ascends(times)
             _, times, ascending = known[same]
-            found.append(SampleColumns(times, _floats(numbers), ascending))
+            found.append(SampleColumns(times, _values(numbers), ascending))
             rest += (body[place : begin + len(_BEGIN) - 2], b"%d" % (len(found) - 1))
             place = end + len(_END)
         if not found:
@@ -180,13 +194,34 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
     return answer if all(len(one.times) == len(one.values) for one in found) else None
 
 
-def _floats(texts: Sequence[str]) -> array[float]:
+def _values(texts: Sequence[str]) -> array[float]:
     """The numbers; of a figure that seldom changes each text is read once."""
     distinct = set(texts)
     if len(distinct) > len(texts) // 4:
-        return array("d", map(float, texts))
-    known = {text: float(text) for text in distinct}
+        return _read(",".join(texts))
+    if len(distinct) == 1:
+        return _read(distinct.pop()) * len(texts)
+    known = dict(zip(distinct, _read(",".join(distinct)), strict=True))
     return array("d", map(known.__getitem__, texts))
+
+
+def _read(numbers: str) -> array[float]:
+    """Numbers with commas between them. JSON's decoder reads them in half of the time that `float` takes."""
+    try:
+        return array("d", json.loads(f"[{numbers}]"))
+    except ValueError:
+        return array("d", map(sample_value, numbers.split(",")))
+
+
+def sample_value(text: object) -> float:
+    """The number that the text of a sample is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(text, str) or _NUMBER.fullmatch(text) is None:
+        raise ValueError("not the text of a number")
+    return float(text)
 
 
 def not_json_error(status: int, path: str, body: bytearray) -> Unreadable:
@@ -251,23 +286,23 @@ def add_samples(
     data = answer.get("data")
     result = data.get("result") if isinstance(data, dict) and data.get("resultType") in ("matrix", "vector") else None
     if not isinstance(result, list):
-        raise Unreadable("failed", "the answer has no samples: is this a Prometheus API?")
+        raise _wrong("the answer has no samples: is this a Prometheus API?")
     into.warnings |= answer_warnings(answer)
     count = 0
     for one in result:
         values = one.get("values", [one["value"]] if "value" in one else []) if isinstance(one, dict) else None
         if not isinstance(values, list | SampleColumns):
-            raise Unreadable("failed", "a series of the answer has no values")
+            raise _wrong("a series of the answer has no values")
         key = series_labels(one.get("metric"), names)
         if not values:
             continue
         try:
             columns = values if isinstance(values, SampleColumns) else _columns(values)
         except (TypeError, ValueError, OverflowError) as error:
-            raise Unreadable("failed", f"a sample of {dict(key).get('__name__', 'a series')} is no number") from error
+            raise _wrong(f"a sample of {dict(key).get('__name__', 'a series')} is no number") from error
         # A sample outside the requested interval would be counted in the next one too.
         if not (start_seconds - 1.0 <= columns.times[0] and columns.times[-1] <= end_seconds + 1.0):
-            raise Unreadable("failed", "samples lie outside the requested interval")
+            raise _wrong("samples lie outside the requested interval")
         into.series.setdefault(key, Points()).add(columns.times, columns.values, ascending=columns.ascending)
         count += len(columns.times)
         if into.is_full:
@@ -275,7 +310,12 @@ def add_samples(
     return count
 
 
+def _wrong(reason: str) -> Unreadable:
+    """The error for an answer that came and is wrong, be it for one series alone."""
+    return Unreadable("failed", reason, status=httpx2.codes.OK)
+
+
 def _columns(pairs: Sequence[Any]) -> SampleColumns:
     moments, texts = zip(*pairs, strict=True)
     times = array("d", moments)
-    return SampleColumns(times, array("d", map(float, texts)), ascends(times))
+    return SampleColumns(times, array("d", map(sample_value, texts)), ascends(times))

@@ -1,9 +1,12 @@
 """Queries a Prometheus, or any server with its HTTP API, for raw samples.
 
 An instant query of a range vector (`selector[5h]` at a time) returns samples as scraped, without stale markers;
-query_range would resample them. Queries are limited in size and time. One that asks for too much is split in halves of
-time, one that failed while the server was busy is repeated once, and after a few failures in a row no further query is
-sent. A query that could select less is left to the caller to split: only what then fails is lost.
+query_range would resample them. Queries are limited in size and time. One that asks for too much, or fails, is divided
+where it selects several replicas, so that only what then fails is lost; one that still asks for too much is split in
+halves of time. One that failed while the server was busy is repeated once, after the pause that the server asks for.
+
+After a few queries without an answer no further one is sent. Errors in a row come soon, and may be those of a few
+replicas: whether the server works is then asked by a query that it has answered before.
 """
 
 import asyncio
@@ -13,8 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
 
 import httpx2
 
@@ -32,6 +35,7 @@ from kvdiag.sources.prometheus_answers import (
     decoded_answer,
     not_json_error,
     query_error,
+    sample_value,
     series_labels,
 )
 from kvdiag.sources.prometheus_names import escaped
@@ -60,10 +64,46 @@ MAX_FAILURES = 3
 """Queries without an answer in a row, after which no further one is sent: a hung server would take hours."""
 
 MAX_ERRORS = 8
-"""The same for answers that are errors: they come soon, and those of a few replicas say nothing of the others."""
+"""Answers in a row that are errors, after which a query is sent that had an answer before."""
+
+MAX_UNPROVEN = 128
+"""The same while no query for samples had an answer, after which no further one is sent."""
 
 RETRY_SECONDS = 0.5
-"""Pause before a failed query is repeated."""
+"""Pause before a failed query is repeated, and after a first answer that the server is busy; doubled for each next."""
+
+BUSY = (429, 503)
+MAX_PAUSE_SECONDS, MAX_PAUSES_SECONDS = 30.0, 60.0
+"""Longest pause that a busy server is given even if it asks for more, and of all pauses together."""
+
+Form = Sequence[tuple[str, str]]
+
+
+class Query(Protocol):
+    """What is asked for: a selector, which may be divided."""
+
+    @property
+    def selector(self) -> str:
+        """In PromQL."""
+
+    def halves(self) -> Sequence[Self]:
+        """Two that together select the same; none if it cannot be divided."""
+
+
+Q = TypeVar("Q", bound=Query)
+Lost = tuple[Q, LostHistory]
+"""An interval that could not be read, and the smallest query for it that was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A selector that is not divided."""
+
+    selector: str
+
+    def halves(self) -> Sequence[Self]:
+        """None."""
+        return ()
 
 
 class PrometheusSource:
@@ -90,18 +130,34 @@ class PrometheusSource:
         self._labels_bytes = 0
         self._failures = self._errors = 0
         self._last = ""
+        self._proven: Form | None = None
+        self._busy = 0
+        self._pause_seconds, self._pauses_seconds = 0.0, MAX_PAUSES_SECONDS
         self._answered = False
         self.warnings: dict[str, None] = {}
         """Warnings from the server while it listed series, such as a storage node that did not answer."""
 
-    @property
-    def gave_up(self) -> bool:
-        """Whether no further query is sent: too many failed in a row, or the time limit is reached."""
+    async def _refusal(self) -> str | None:
+        """Why no further query is sent: too many failed in a row, or the time limit is reached; `None` if one is."""
         if self._clock() > self._until_seconds:
-            took = format_duration(MAX_SECONDS)
-            self._last = f"the queries have taken more than {took}: narrow --match or --window"
-            return True
-        return self._failures >= MAX_FAILURES or self._errors >= MAX_ERRORS
+            return f"the queries have taken more than {format_duration(MAX_SECONDS)}: narrow --match or --window"
+        if self._failures < MAX_FAILURES and self._errors and self._errors % MAX_ERRORS == 0:
+            await self._prove()
+        return self._last if self._failures >= MAX_FAILURES else None
+
+    async def _prove(self) -> None:
+        """Ask for what had an answer before; without one the server does not work, be it for all replicas or for one.
+
+        While nothing had an answer, many errors are taken for those of the server.
+        """
+        if self._proven is None:
+            self._failures = MAX_FAILURES if self._errors >= MAX_UNPROVEN else self._failures
+            return
+        try:
+            await self._ask("/api/v1/query", self._proven)
+            self._errors = 0
+        except Unreadable:
+            self._failures = MAX_FAILURES
 
     def _failed(self, error: Unreadable) -> None:
         """Count a query that failed and cannot be made smaller."""
@@ -119,8 +175,8 @@ class PrometheusSource:
         """
         form = [("match[]", selector) for selector in selectors]
         form += [("start", _time(start_seconds)), ("end", _time(end_seconds))]
-        if self.gave_up:
-            raise TooSlowError("failed", self._last)
+        if (refusal := await self._refusal()) is not None:
+            raise TooSlowError("failed", refusal)
         answer = await self._ask("/api/v1/series", form)
         data = answer.get("data")
         if not isinstance(data, list):
@@ -142,86 +198,62 @@ class PrometheusSource:
         self._listed[shared] = shared
         return shared
 
-    async def raw(
-        self,
-        selector: str,
-        start_seconds: float,
-        end_seconds: float,
-        into: History,
-        *,
-        divisible: bool = False,
-        again: bool = False,
-    ) -> None:
-        """Add the raw samples of a selector, start <= time <= end; intervals that cannot be read are `lost`.
+    async def raw(self, query: Q, start_seconds: float, end_seconds: float, into: History) -> list[Lost[Q]]:
+        """Add the raw samples that a query selects, start <= time <= end, and return what could not be read."""
+        return await self._samples(query, start_seconds, end_seconds, into, newest=False)
 
-        `again`: it is a part of one that has failed just now, so that it is not repeated.
+    async def newest(self, query: Q, start_seconds: float, end_seconds: float, into: History) -> list[Lost[Q]]:
+        """Add only the newest sample of each series, dated at the end of the interval; as `raw` otherwise."""
+        return await self._samples(query, start_seconds, end_seconds, into, newest=True)
 
-        Raises:
-            Unreadable: the server answers with an error or with too much, and the selector is `divisible`.
-        """
-        left = [(start_seconds, end_seconds)]
+    async def _samples(
+        self, query: Q, start_seconds: float, end_seconds: float, into: History, *, newest: bool
+    ) -> list[Lost[Q]]:
+        lost: list[Lost[Q]] = []
+        # Each with whether a larger one has just failed. Those for one series are read in ascending time.
+        left = [(query, start_seconds, end_seconds, False)]
         while left:
-            start, end = left.pop()
-            given_up = self.gave_up
-            lost = LostHistory(start_seconds=start, end_seconds=end, reason=f"not queried: {self._last}")
-            if into.is_full:
-                lost = replace(lost, reason=f"more than {format_count(MAX_POINTS)} samples: shorten --window")
-            if given_up or into.is_full:
-                into.lost.append(lost)
+            one, start, end, is_part = left.pop()
+            reason = await self._refusal()
+            if reason is not None or into.is_full:
+                full = f"more than {format_count(MAX_POINTS)} samples: shorten --window"
+                reason = f"not queried: {reason}" if reason is not None else full
+                lost.append((one, LostHistory(start_seconds=start, end_seconds=end, reason=reason)))
                 continue
+            form = _form(one.selector, start, end, newest=newest)
             try:
-                answer = await self._patiently(selector, start, end, again=again)
-                into.points += add_samples(answer, start, end, into, self._names)
-                self._failures = self._errors = 0
+                answer = await (self._ask("/api/v1/query", form) if is_part else self._patiently(form))
+                count = add_samples(answer, start, end, into, self._names)
             except Unreadable as error:
-                if divisible and _may_be_split(error):
-                    raise
+                if _may_be_split(error) and (halves := one.halves()):
+                    left += [(half, start, end, True) for half in reversed(halves)]
+                    continue
+                shorter = not newest and end - start > MIN_SECONDS
                 too_much = isinstance(error, TooMuchError)
-                if not too_much or end - start <= MIN_SECONDS:
+                if not (too_much and shorter):
                     self._failed(error)
                 # Half the interval may be small enough, or fast enough.
-                if (too_much or isinstance(error, TooSlowError)) and end - start > MIN_SECONDS and not self.gave_up:
+                if shorter and (too_much or isinstance(error, TooSlowError)) and self._failures < MAX_FAILURES:
                     midpoint = (start + end) / 2.0
-                    left += [(midpoint, end), (start, midpoint)]
+                    left += [(one, midpoint, end, is_part), (one, start, midpoint, is_part)]
                 else:
-                    into.lost.append(replace(lost, reason=str(error)))
+                    lost.append((one, LostHistory(start_seconds=start, end_seconds=end, reason=str(error))))
+                continue
+            into.points += 0 if newest else count
+            self._failures = self._errors = 0
+            self._proven = _form(one.selector, start, end, newest=True)
+        return lost
 
-    async def _patiently(
-        self, selector: str, start_seconds: float, end_seconds: float, *, again: bool
-    ) -> Mapping[str, Any]:
+    async def _patiently(self, form: Form) -> Mapping[str, Any]:
         """One answer; the query is repeated once if the server was busy or the connection broke."""
-        span = _milliseconds(start_seconds, end_seconds)
-        form = [("query", f"{selector}[{span}]"), ("time", _time(end_seconds))]
         try:
             return await self._ask("/api/v1/query", form)
         except (TooMuchError, TooSlowError, RefusedError):
             raise
-        except Unreadable:
-            if again:
-                raise
-            await asyncio.sleep(self._retry_seconds)
-            return await self._ask("/api/v1/query", form)
-
-    async def newest(
-        self, selector: str, start_seconds: float, end_seconds: float, into: History, *, divisible: bool = False
-    ) -> None:
-        """Add only the newest sample of each series of a selector, dated at the end of the interval.
-
-        Raises:
-            Unreadable: as `raw`.
-        """
-        if self.gave_up or into.is_full:
-            return
-        span = _milliseconds(start_seconds, end_seconds)
-        form = [("query", f"last_over_time({selector}[{span}])"), ("time", _time(end_seconds))]
-        try:
-            answer = await self._ask("/api/v1/query", form)
-            add_samples(answer, start_seconds, end_seconds, into, self._names)
         except Unreadable as error:
-            if divisible and _may_be_split(error):
-                raise
-            self._failed(error)
-            into.lost.append(LostHistory(start_seconds=start_seconds, end_seconds=end_seconds, reason=str(error)))
+            if error.status not in BUSY:
+                await asyncio.sleep(self._retry_seconds)
+            return await self._ask("/api/v1/query", form)
 
     async def number(self, query: str) -> float | None:
         """The single value of a query now, by the server's clock; `None` if the result is empty.
@@ -233,17 +265,21 @@ class PrometheusSource:
         data: Any = answer.get("data")
         try:
             values = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]
-            numbers = [float(text) for _, text in values]
+            numbers = [sample_value(text) for _, text in values]
         except (KeyError, TypeError, ValueError) as error:
             raise RefusedError("failed", "the answer is not a value: is this a Prometheus API?") from error
         if len(numbers) > 1:
             raise RefusedError("failed", f"the answer has {len(numbers)} values instead of one")
         return numbers[0] if numbers and math.isfinite(numbers[0]) else None
 
-    async def _ask(self, path: str, form: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    async def _ask(self, path: str, form: Form) -> dict[str, Any]:
+        if (pause := min(self._pause_seconds, self._pauses_seconds)) > 0.0:
+            self._pause_seconds = 0.0
+            self._pauses_seconds -= pause
+            await asyncio.sleep(pause)
         try:
             async with asyncio.timeout(self._seconds):
-                status, body = await self._post(path, form)
+                status, body, after = await self._post(path, form)
         except TimeoutError as error:
             late = f"no complete answer within {format_duration(self._seconds)} on {path}"
             raise TooSlowError("failed", f"{late}: narrow --match, or raise --timeout") from error
@@ -254,6 +290,7 @@ class PrometheusSource:
             # A certificate rejected after the handshake, which the client does not report as an HTTP error.
             raise Unreadable("failed", f"the connection was lost{self._closed()}") from error
         self._answered = True
+        self._take_note(status, after)
         decoded = decoded_answer(body, path)
         if status in (401, 403):
             raise RefusedError("failed", f"{status} on {path}: pass --token-file, or --user with a password")
@@ -268,7 +305,19 @@ class PrometheusSource:
         https = self._client.base_url.scheme == "https"
         return "; if the server requires a client certificate, pass --cert-file" if https and not self._answered else ""
 
-    async def _post(self, path: str, form: Sequence[tuple[str, str]]) -> tuple[int, bytearray]:
+    def _take_note(self, status: int, retry_after: str | None) -> None:
+        """Let a busy server rest before the next query: as long as it asks for, else longer each time."""
+        if status not in BUSY:
+            self._busy = 0
+            return
+        seconds = self._retry_seconds * 2.0**self._busy
+        self._busy = min(self._busy + 1, 8)
+        if retry_after is not None and re.fullmatch("[0-9]{1,9}", retry_after):
+            seconds = float(retry_after)
+        self._pause_seconds = min(seconds, MAX_PAUSE_SECONDS)
+
+    async def _post(self, path: str, form: Form) -> tuple[int, bytearray, str | None]:
+        """The status, the body, and the pause that a busy server asks for."""
         data: dict[str, list[str]] = {}
         for name, value in form:
             data.setdefault(name, []).append(value)
@@ -277,12 +326,19 @@ class PrometheusSource:
             self._client.stream("POST", path.lstrip("/"), data=data, headers=UNPACKED) as response,
             aclosing(unpacked(response, path)) as chunks,
         ):
-            return response.status_code, await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: narrow --match")
+            body = await gathered(chunks, MAX_ANSWER_BYTES, f"{path}: narrow --match")
+            return response.status_code, body, response.headers.get("retry-after")
 
 
 def _may_be_split(error: Unreadable) -> bool:
     """Whether a smaller selector may succeed: the server answers, and refuses neither the address nor the password."""
     return isinstance(error, TooMuchError) or (error.status is not None and not isinstance(error, RefusedError))
+
+
+def _form(selector: str, start_seconds: float, end_seconds: float, *, newest: bool) -> Form:
+    """The query for the samples of an interval, or for the newest ones in it."""
+    interval = f"{selector}[{_milliseconds(start_seconds, end_seconds)}]"
+    return [("query", f"last_over_time({interval})" if newest else interval), ("time", _time(end_seconds))]
 
 
 def _time(seconds: float) -> str:

@@ -11,8 +11,8 @@ A replica's samples are dropped once its timeline is made, so that memory does n
 
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvdiag.engines import ENGINE_METRICS
@@ -29,9 +29,9 @@ from kvdiag.feeds.history.series_labels import (
     workload_of,
 )
 from kvdiag.model import Facts, Gap, Timeline
-from kvdiag.sources.http import TooMuchError, Unreadable
+from kvdiag.sources.http import TooMuchError
 from kvdiag.sources.prometheus_answers import SOURCE, History, Labels, LostHistory
-from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, PrometheusSource, any_of, named, selector
+from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, Lost, PrometheusSource, Whole, any_of, named, selector
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS
 
 NAMES_AT_ONCE = 200
@@ -75,7 +75,8 @@ class Window:
 class Survey:
     """The replicas with samples in a window, and the series that belong to none of them."""
 
-    replicas: tuple[Replica, ...]
+    # Python 3.11's `asyncio.run` writes a text of what it returns, twice.
+    replicas: tuple[Replica, ...] = field(repr=False)
     gaps: tuple[Gap, ...]
 
 
@@ -105,13 +106,17 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     return Survey(replicas=replicas, gaps=(*warned, *gaps))
 
 
-async def _shared(source: PrometheusSource, reported: Iterable[Labels], window: Window) -> dict[str, set[str]]:
+async def _shared(source: PrometheusSource, reported: Collection[Labels], window: Window) -> dict[str, set[str]]:
     """The GPUs that several pods had at once when the window ended; one that has only changed hands is not shared."""
     claimed = {pod for pods in pods_of_gpus(reported).values() if len(pods) > 1 for pod in pods}
     history = History()
+    lost: list[Lost[Whole]] = []
     for wanted in _by(GPU, PODS, sorted({pod.rpartition("/")[2] for pod in claimed})):
-        await source.newest(wanted, window.end_seconds - TOGETHER_SECONDS, window.end_seconds, history)
-    return {uuid: pods for uuid, pods in pods_of_gpus(history.series).items() if len(pods) > 1}
+        start = window.end_seconds - TOGETHER_SECONDS
+        lost += await source.newest(Whole(wanted), start, window.end_seconds, history)
+    # Without an answer any GPU that several pods have had may be shared.
+    known = pods_of_gpus(reported if lost else history.series)
+    return {uuid: pods for uuid, pods in known.items() if len(pods) > 1}
 
 
 def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], labels: Iterable[dict[str, str]]) -> Iterator[str]:
@@ -206,28 +211,11 @@ async def _history(
             if not query.wanted.once:
                 end = min(start + pace.chunk_seconds(query.series), end)
             before = history.points
-            lost += await _read(source, query, Window(start_seconds=start, end_seconds=end), history)
+            read = source.newest if query.wanted.once else source.raw
+            lost += await read(query, start, end, history)
             pace.learn(history.points - before, query.series, end - start)
             start = end
     return history, lost
-
-
-async def _read(
-    source: PrometheusSource, query: "_Query", window: Window, history: History, *, again: bool = False
-) -> list[tuple["_Query", LostHistory]]:
-    """Read one query, in halves where it fails, and return what could not be read."""
-    wanted = query.selector, window.start_seconds, window.end_seconds
-    divisible = len(query.counts) > 1
-    try:
-        if query.wanted.once:
-            await source.newest(*wanted, history, divisible=divisible)
-        else:
-            await source.raw(*wanted, history, divisible=divisible, again=again)
-    except Unreadable:
-        return [one for half in query.halves() for one in await _read(source, half, window, history, again=True)]
-    found = [(query, one) for one in history.lost]
-    history.lost.clear()
-    return found
 
 
 class _Wanted(NamedTuple):
@@ -262,12 +250,12 @@ class _Query:
         within = any_of(self.wanted.space, [self.wanted.inside]) if self.wanted.space else ""
         return selector(named(self.names), any_of(self.wanted.label, sorted(self.counts)), within)
 
-    def halves(self) -> Iterator["_Query"]:
-        """Two queries that together select the same."""
+    def halves(self) -> Sequence["_Query"]:
+        """Two queries that together select the same; none where it is for one value."""
         values = sorted(self.counts)
         middle = len(values) // 2
-        for some in (values[:middle], values[middle:]):
-            yield replace(self, counts={value: self.counts[value] for value in some})
+        parts = (values[:middle], values[middle:]) if middle else ()
+        return [replace(self, counts={value: self.counts[value] for value in some}) for some in parts]
 
     def covers(self, replica: Replica) -> bool:
         """Whether it selects any series of a replica."""

@@ -168,6 +168,54 @@ def test_failures_half_way_leave_the_others_judged(tmp_path: Path, failure: Answ
     assert {("ok", "")} == set(again.values())
 
 
+@pytest.mark.parametrize("first", [0, REPLICAS_AT_ONCE + 2], ids=["the first ones", "in the middle"])
+def test_many_bad_servers_side_by_side_leave_the_others_judged(tmp_path: Path, first: int) -> None:
+    """However many errors come one after the other: the server works for the others."""
+    count = 3 * REPLICAS_AT_ONCE
+    bad = [f"vllm-{number:02d}" for number in range(first, first + 12)]
+    corrupted = reply_json({"status": "error", "error": "block is corrupted"}, 500)
+
+    def fails(query: str) -> Answer | None:
+        return corrupted if "vllm:" in query and any(name in query for name in bad) else None
+
+    with holding(counted(count), fails=fails) as server, feed(server, tmp_path) as kept:
+        found = judged(asyncio.run(kept.round(END_SECONDS)))
+    assert bad == sorted(name for name, (verdict, _) in found.items() if verdict == "unknown")
+    assert all("block is corrupted" in found[name][1] for name in bad)
+    assert count - len(bad) == sum(one == ("ok", "") for one in found.values())
+
+
+def test_a_server_that_fails_for_all_is_soon_left_alone(tmp_path: Path) -> None:
+    """Whether it has answered a query before or not; no replica is ok."""
+    broken = reply_json({"status": "error", "error": "no space left on device"}, 500)
+    failing = [0]
+
+    def fails(query: str) -> Answer | None:
+        failing[0] += 1
+        return broken if failing[0] > answered else None
+
+    for answered, most in ((0, 400), (2, 60)):
+        failing[0] = 0
+        folder = tmp_path / str(answered)
+        with holding(counted(99), fails=fails) as server, feed(server, folder) as kept:
+            found = judged(asyncio.run(kept.round(END_SECONDS)))
+        assert 99 == len(found)
+        assert sum(verdict != "unknown" for verdict, _ in found.values()) <= REPLICAS_AT_ONCE
+        assert failing[0] < most
+
+
+def test_a_sample_that_is_no_number_costs_its_own_server_alone(tmp_path: Path) -> None:
+    """Others that the same answer is for are asked for again."""
+
+    def odd(one: Series, age: int) -> str:
+        return "1_000" if one["__name__"] == COUNTER and one["pod"] == "vllm-03" else rising(one, age)
+
+    with holding(counted(9), odd) as server, feed(server, tmp_path) as kept:
+        found = judged(asyncio.run(kept.round(END_SECONDS)))
+    assert "is no number" in found.pop("vllm-03")[1]
+    assert {("ok", "")} == set(found.values())
+
+
 def test_a_million_series_are_a_failed_round_with_the_reason() -> None:
     """The daemon stays, answers, and its page says what failed and not that the first round is in progress."""
     series = b'{"__name__":"vllm:num_requests_running","pod":"vllm-%d"},'

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import ssl
+import time
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdiag.sources import prometheus_api
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import History, Points, add_samples, decoded_answer
-from kvdiag.sources.prometheus_api import MAX_ANSWER_BYTES, MAX_SERIES, PrometheusSource, any_of, named, selector
+from kvdiag.sources.prometheus_api import (
+    MAX_ANSWER_BYTES,
+    MAX_SERIES,
+    PrometheusSource,
+    Whole,
+    any_of,
+    named,
+    selector,
+)
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, refused_port, reply, reply_json, silent
 
 START, END = 1_000_000.0, 1_086_400.0
@@ -35,7 +45,9 @@ def asked(url: str, *, seconds: float = SECONDS) -> History:
     async def ask() -> History:
         history = History()
         async with httpx2.AsyncClient(base_url=f"{url}/", trust_env=False, verify=TRUST) as client:
-            await PrometheusSource(client, seconds, retry_seconds=0.0).raw(selector('pod="a"'), START, END, history)
+            source = PrometheusSource(client, seconds, retry_seconds=0.0)
+            lost = await source.raw(Whole(selector('pod="a"')), START, END, history)
+        history.lost += [one for _, one in lost]
         return history
 
     return asyncio.run(ask())
@@ -217,6 +229,30 @@ def test_what_is_no_answer_is_lost_and_said(answer: Answer, reason: str) -> None
     assert {} == {key: points for key, points in history.series.items() if len(points)}
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_given_the_pause_that_it_asks_for(status: int) -> None:
+    """The query is sent again after that, and nothing is lost."""
+    times: list[float] = []
+
+    def answer(peer: Peer) -> None:
+        times.append(time.monotonic())
+        (reply("busy", status=status, Retry_After="1") if len(times) == 1 else reply_json(matrix((END, "1"))))(peer)
+
+    with Hostile({"/api/v1/query": answer}) as server:
+        history = asked(server.url)
+    assert [] == history.lost
+    assert 1.0 <= times[1] - times[0]
+
+
+@pytest.mark.parametrize("asked_for", ["999999999", "-1", "soon", "1e9"])
+def test_the_pause_of_a_busy_server_is_bounded(monkeypatch: pytest.MonkeyPatch, asked_for: str) -> None:
+    """Of any length, or none at all."""
+    monkeypatch.setattr(prometheus_api, "MAX_PAUSE_SECONDS", 0.01)
+    with Hostile({"/api/v1/query": reply("busy", status=503, Retry_After=asked_for)}) as server:
+        history = asked(server.url)
+    assert ["503 on /api/v1/query"] == [one.reason for one in history.lost]
+
+
 def test_a_server_that_hangs_is_asked_three_times() -> None:
     """Halves are tried, and then nothing is, so that no fleet waits for hours."""
     with Hostile({"/api/v1/query": silent()}) as server:
@@ -300,7 +336,8 @@ COMPACT = st.lists(
     st.tuples(
         LABEL_TEXTS,
         st.lists(
-            st.tuples(st.floats(START, END), st.sampled_from(["1", "0.25", "NaN", "+Inf", "x", "1_0"])), max_size=9
+            st.tuples(st.floats(START, END), st.sampled_from(["1", "0.25", "NaN", "+Inf", "x", "1_0", " 1", "true"])),
+            max_size=9,
         ),
     ),
     max_size=5,
@@ -337,6 +374,11 @@ def test_written_without_spaces_an_answer_is_the_same(some: list[tuple[str, list
         b'{"data":{"result":[{"metric":{"values":[[1,"2"]]}}]}}',
         b'{"data":{"result":[{"metric":{},"values":[[1,"2"],[3,"4",5,"6"]]}]}}',
         b'{"data":{"result":[{"metric":{},"values":[[1,"2"]',
+        b'{"data":{"result":[{"metric":{},"values":[[1,2,"3"],["4"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"],[],[3,"4"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1_0,"2"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"1,2"],[3,""]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"true"]]}]}}',
         b'{"data":[{"values":[[1,"2"]]}]}',
     ],
 )
@@ -347,6 +389,15 @@ def test_an_answer_that_is_not_a_matrix_is_decoded_as_json(body: bytes) -> None:
     except ValueError:
         expected = None
     assert expected == decoded_answer(body, "x")
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1", "1 ", "\u0661", "infinity", "true", "0x1", "", ".5", "1e"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_a_value_is_a_number_as_servers_write_it(text: str, separators: tuple[str, str]) -> None:
+    """Python reads more as a number than a Prometheus ever writes."""
+    body = json.dumps(matrix((START, "1"), (START + 30.0, text)), separators=separators).encode()
+    with pytest.raises(Unreadable):
+        add_samples(decoded_answer(body, "x") or {}, START, END, History())
 
 
 def test_series_of_one_scrape_share_their_times() -> None:
