@@ -2,12 +2,13 @@
 
 A server may have two addresses, and two jobs may find it under one each. Then its counters continue from one address to
 the other: put in order of time, they fall no more often than at either alone. Those of two servers fall at every other
-sample, unless neither has ever worked; their processes have started at different times.
+sample, unless neither has ever worked; their processes have started at different times. Each address is compared with
+each that was scraped at the same time.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap
 from kvdiag.sources.prometheus_answers import Points
@@ -18,6 +19,9 @@ Candidate = tuple[int, str, LabelMap, Points]
 SAME_START_SECONDS = 2.0
 """Between start times that a process reports at different scrapes: it computes them from the clock of the host."""
 
+MAX_ADDRESSES = 8
+"""At the same time, which one server may have; so many take a tenth of a second."""
+
 _Same = tuple[str, ...]
 
 
@@ -27,6 +31,7 @@ class Addresses:
     def __init__(self) -> None:
         """None yet."""
         self._pairs: dict[tuple[str, str], list[bool]] = {}
+        self._until: dict[str, float] = {}
 
     @property
     def names(self) -> list[str]:
@@ -44,13 +49,18 @@ class Addresses:
             host: (min(one.times[0] for one in some.values()), max(one.times[-1] for one in some.values()))
             for host, some in hosts.items()
         }
-        in_order = sorted(spans, key=lambda host: spans[host])
-        for earlier, later in pairwise(in_order):
-            if spans[later][0] > spans[earlier][1]:
-                continue
-            agreed = self._pairs.setdefault((earlier, later), [])
-            for key in hosts[earlier].keys() & hosts[later].keys():
-                agreed += _agree(hosts[earlier][key], hosts[later][key], is_counter=key[0].endswith("_total"))
+        for host, (_, until) in spans.items():
+            self._until[host] = max(self._until.get(host, 0.0), until)
+        together = [
+            (one, other)
+            for one, other in combinations(sorted(spans), 2)
+            if spans[one][0] <= spans[other][1] and spans[other][0] <= spans[one][1]
+        ]
+        too_many = len({host for pair in together for host in pair}) > MAX_ADDRESSES
+        for one, other in together:
+            agreed = self._pairs.setdefault((one, other), [])
+            for key in () if too_many else hosts[one].keys() & hosts[other].keys():
+                agreed += _agree(hosts[one][key], hosts[other][key], is_counter=key[0].endswith("_total"))
 
     def of_several_servers(self, reported: Iterable[tuple[LabelMap, Points]]) -> list[str]:
         """The hosts that are of different servers; `reported` has the start times of their processes."""
@@ -60,8 +70,10 @@ class Addresses:
                 starts[_host(labels)] = max(starts.get(_host(labels), 0.0), points.values[-1])
         found: set[str] = set()
         for (one, other), agreed in self._pairs.items():
-            known = one in starts and other in starts
-            apart = known and abs(starts[one] - starts[other]) > SAME_START_SECONDS
+            apart = one in starts and other in starts and abs(starts[one] - starts[other]) > SAME_START_SECONDS
+            # An address that is no longer scraped when the server restarts keeps the start of the process before.
+            earlier, later = sorted((one, other), key=lambda host: starts.get(host, 0.0))
+            apart = apart and starts[later] <= self._until[earlier]
             # Without a figure that both report at comparable times nothing shows that they are one.
             if apart or not agreed or not all(agreed):
                 found |= {one, other}

@@ -66,5 +66,33 @@ def test_counters_show_whether_two_addresses_are_one_server(
 def test_processes_that_started_apart_are_of_two_servers(apart: float, several: list[str]) -> None:
     """Two servers that have never worked have the same figures."""
     addresses = Addresses()
-    addresses.add([series("10.0.0.1", [0, 0, 0]), series("10.0.0.2", [0, 0, 0])])
+    addresses.add([series(address, [0, 0, 0], first=600.0) for address in BOTH])
     assert several == addresses.of_several_servers([started("10.0.0.1", 500.0), started("10.0.0.2", 500.0 + apart)])
+
+
+def test_an_address_that_is_no_longer_scraped_shows_no_start_of_another_server() -> None:
+    """Its job was removed, and the server has restarted since."""
+    addresses = Addresses()
+    addresses.add([series("10.0.0.1", [0, 20, 40, 60, 0, 20]), series("10.0.0.2", [0, 20, 40])])
+    assert [] == addresses.of_several_servers([started("10.0.0.1", 110.0), started("10.0.0.2", -500.0)])
+
+
+def test_each_address_is_compared_with_each() -> None:
+    """One in between, of which nothing is known at the same times, does not hide two servers."""
+    first, second, third = (f"10.0.0.{number}" for number in (1, 2, 3))
+    addresses = Addresses()
+    addresses.add(
+        [
+            series(first, [0, 20, 40, 60]),
+            series(second, [10, 30], first=15.0),
+            series(third, [5, 15, 25], first=40.0),
+        ]
+    )
+    assert {first, third} <= set(addresses.of_several_servers([]))
+
+
+def test_no_server_has_very_many_addresses() -> None:
+    """They are not compared with each other: hundreds would take minutes."""
+    addresses = Addresses()
+    addresses.add([series(f"10.0.0.{number}", [0, 20, 40]) for number in range(99)])
+    assert 99 == len(addresses.of_several_servers([]))
