@@ -8,6 +8,8 @@
 - A read of /metrics restarts the two means `prompt_tokens_seconds` and `predicted_tokens_seconds`, for its other
   readers too. Counters and waiting requests are read from it every `METRICS_SECONDS`, as Prometheus does; in between
   they are missing, not old. Where /slots is off, or would keep the server awake, it is read each time.
+- /props is read at every other sample. Of two servers that answer by turns, two requests a sample would always meet
+  the same one with /slots, and never show that there is another.
 """
 
 import asyncio
@@ -66,6 +68,7 @@ class LlamaClient(OpenAIClient):
         self._off: set[str] = set()
         self._scraped_seconds: float | None = None
         self._sleeps = False
+        self._newest_props: dict[str, Any] | None = None
         self._tasks: dict[int, int | None] = {}
         """The task that each slot had when it was read first."""
 
@@ -115,7 +118,7 @@ class LlamaClient(OpenAIClient):
     async def read(self) -> EngineReading:
         """The engine now, or a gap with the reason why not."""
         try:
-            return parse_engines(await self._page(scrape=self._is_due()))
+            return parse_engines(await self._page(scrape=self._is_due(), props=self._kept_props()))
         except Unreadable as error:
             return None, (Gap(source=SOURCE, kind=error.kind, reason=str(error)),)
 
@@ -143,8 +146,14 @@ class LlamaClient(OpenAIClient):
             "need their cells; a server with --slot-save-path lets kvdiag erase them"
         )
 
-    async def _page(self, *, scrape: bool) -> Page:
-        props = await self._props()
+    def _kept_props(self) -> dict[str, Any] | None:
+        """The settings of the sample before, once; `None` where they are to be read."""
+        kept, self._newest_props = self._newest_props, None
+        return None if self._sleeps else kept
+
+    async def _page(self, *, scrape: bool, props: dict[str, Any] | None = None) -> Page:
+        if props is None:
+            props = self._newest_props = await self._props()
         page = dict(server_page(props, self._models, self._options, self._cells))
         if any(line.value for line in page.get(SLEEPING, ())):
             self._sleeps = True

@@ -28,7 +28,7 @@ from kvdiag.feeds.active.run_timeline import (
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, fits_together, plan, repeated
-from kvdiag.feeds.live.alternation import REASON
+from kvdiag.feeds.live.alternation import SEVERAL_SERVERS
 from kvdiag.formatting import format_duration, plural
 from kvdiag.model import MemoryProfile, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
@@ -246,8 +246,6 @@ class ActiveFeed(MarkedRun):
 
         await self.recorder.wait_for(watched, SLOW_SETTLE_SECONDS)
         read = self.recorder.since(first)
-        if any(gap.reason == REASON for sample in read for gap in sample.gaps):
-            raise KvdiagError(REASON)
         samples = engine_samples(read)
         if any(sample.asleep for sample in samples):
             raise KvdiagError("the engine is asleep, without its pool and weights on the GPU: wake it up first")
@@ -301,16 +299,19 @@ class ActiveFeed(MarkedRun):
 
     async def _run_step(self, planned: PlannedStep, number: int, total: int) -> None:
         """Run all cycles, and more than planned if the load was not sampled whole; only the last cycles are judged."""
-        seen, cycle, first = False, 0, 0
-        while cycle < planned.cycles or (not seen and cycle < MAX_OFFERS):
+        judged, whole, offers, cycle, first = False, True, 1, 0, 0
+        while cycle < planned.cycles or (not judged and cycle < MAX_OFFERS):
             detail = f"cycle {cycle + 1} of {planned.cycles}" if planned.cycles > 1 else ""
-            if 0 < cycle < MAX_OFFERS and not seen:
+            if not (judged or whole) and offers < MAX_OFFERS:
                 waited = any(one.total("requests_waiting") for one in self.recorder.since(first))
                 planned = repeated(planned, self.sampler.facts, waited=waited)
                 detail = f"{detail}, repeated".removeprefix(", ")
+                offers += 1
             self._tell(number, total, planned.step.title, detail)
             first = self.recorder.count
-            seen = await self._run_cycle(planned, cycle) or seen
+            whole = await self._run_cycle(planned, cycle)
+            # The first of several cycles is not judged.
+            judged = judged or (whole and (cycle > 0 or planned.cycles == 1))
             cycle += 1
 
     async def _run_cycle(self, planned: PlannedStep, cycle: int) -> bool:
@@ -380,6 +381,10 @@ class ActiveFeed(MarkedRun):
         return found
 
     def _lost(self) -> bool:
+        newest = self.recorder.since(-1)
+        if several := next((gap.reason for one in newest for gap in one.gaps if gap.reason in SEVERAL_SERVERS), None):
+            # What was sampled so far is of any of them.
+            raise KvdiagError(several)
         readings = [sample for sample in self.recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
         last = readings[-LOST_SAMPLES:]
         return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)

@@ -5,15 +5,22 @@ sample it is back at once, above its earlier value; or samples without this engi
 them. A server that restarts begins at 0 and takes its time to get there: where it does not, as with one long prompt,
 that counts as a change, too, and `MAX_CHANGES` of them are allowed in `WINDOW_SECONDS`. Beyond that every sample is
 refused, until nothing has changed for that long. A single look is too short for this: `answer_in_turn` reads at once.
+
+Equal servers show nothing of this, nor does one that is read over a connection that stays with it. A run has requests
+of its own under way: while they generate tokens, a server that runs fewer is not the one that they were sent to
+(`UncountedLoads`).
 """
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from kvdiag.engines.engine import SOURCE, EngineClient, EngineReading
+from kvdiag.engines.engine import SOURCE, EngineAdapter, EngineClient, EngineReading
 from kvdiag.formatting import format_duration
-from kvdiag.model import Engine, Gap
+from kvdiag.model import Capabilities, Engine, Gap, Load, Sample
 from kvdiag.sources.http import Unreadable
+from kvdiag.sources.prometheus_text import Page
 
 WINDOW_SECONDS = 60.0
 """An engine loads its model for seconds to minutes; a small model of llama.cpp's is served again within a second."""
@@ -30,17 +37,38 @@ REASON = (
 
 IN_TURN = "several servers answer at this address in turn, or the server restarted; give the address of one of them"
 
+UNCOUNTED = (
+    "requests to this address do not show in the metrics that are read: several servers answer in turn, or "
+    "--metrics-url is another server's; give the address of one server"
+)
+
+SEVERAL_SERVERS = (REASON, UNCOUNTED)
+"""Reasons for which no sample at an address can be taken for one server's."""
+
+MAX_UNCOUNTED = 1
+"""Loads of a run that its server may not count: on a busy machine the end of a stream is read late."""
+
+DELAY_SECONDS = 1.0
+"""Beyond what an engine's gauges lag behind."""
+
 READS = 4
 """One after another: of two servers at random, seven times in eight not all are of the same one."""
 
 
 async def answer_in_turn(engine: EngineClient) -> bool:
     """Whether a counter fell, or the pool changed, from one read of the server to the next."""
-    adapter = engine.engine
     try:
         pages = [await engine.page() for _ in range(READS)]
     except Unreadable:
         return False  # the sampler reports why
+    return contradict(engine.engine, pages)
+
+
+def contradict(adapter: EngineAdapter, pages: Sequence[Page]) -> bool:
+    """Whether these pages of one address, oldest first, are of several servers, or of one before and after a restart.
+
+    A pool that is reported later, as with the first request, contradicts nothing.
+    """
     pools = [adapter.parse_pools(page, None, ())[0] for page in pages]
     engines = [adapter.parse_engines(page)[0] or () for page in pages]
     counts = [
@@ -48,7 +76,7 @@ async def answer_in_turn(engine: EngineClient) -> bool:
         for each in engines
     ]
     fell = any(after.get(name, count) < count for before, after in pairwise(counts) for name, count in before.items())
-    return fell or len({tuple((pool.engine, pool.total_blocks) for pool in each) for each in pools}) > 1
+    return fell or len({tuple((pool.engine, pool.total_blocks) for pool in each) for each in pools if each}) > 1
 
 
 class Alternation:
@@ -99,3 +127,50 @@ class Alternation:
                 self._fallen.pop(engine.engine, None)
                 self._highest[engine.engine] = count
         return returned or interrupted
+
+
+class UncountedLoads:
+    """Loads of our own that the server does not count while they generate tokens, or counts only now and then."""
+
+    def __init__(self) -> None:
+        """No load has been offered yet."""
+        self._uncounted = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counted = self._lost = self._is_missed = False
+        self._first: tuple[float, int] | None = None
+
+    def check(self, sample: Sample, capabilities: Capabilities) -> Sample:
+        """The same sample, or one with a gap for its engines once more than `MAX_UNCOUNTED` were uncounted.
+
+        Gauges that move when a request ends show none of it; those that lag count only after their delay.
+        """
+        before, after = sample.load_before, sample.load
+        if after is not None and not after.requests:
+            self._uncounted += self._is_missed and not self._counted
+            self._begin()
+        elif after is not None and after.resident_tokens and before is not None and before.resident_tokens:
+            self._add(sample, before, after, capabilities)
+        if self._uncounted <= MAX_UNCOUNTED:
+            return sample
+        return replace(sample, engines=None, gaps=(Gap(SOURCE, "refused", UNCOUNTED),))
+
+    def _add(self, sample: Sample, before: Load, after: Load, capabilities: Capabilities) -> None:
+        tokens = sum(after.resident_tokens)
+        late_seconds = max(capabilities.late_seconds, capabilities.renewed_seconds)
+        running = [engine.requests_running for engine in sample.engines or ()]
+        if not running or None in running or capabilities.on_completion:
+            return
+        if sample.open_requests >= min(len(before.resident_tokens), len(after.resident_tokens)):
+            # Counted, not counted and counted again within one load is neither a delay at its beginning nor at its end.
+            self._uncounted += self._lost and not late_seconds
+            self._counted, self._lost = True, False
+            return
+        self._lost = self._counted
+        if self._first is None:
+            self._first = sample.at_seconds, tokens
+            return
+        first_seconds, first_tokens = self._first
+        is_late = late_seconds and sample.at_seconds - first_seconds < late_seconds + DELAY_SECONDS
+        self._is_missed = self._is_missed or not (is_late or tokens - first_tokens < capabilities.late_tokens)

@@ -17,7 +17,7 @@ import structlog
 
 from kvdiag.engines.engine import EngineClient
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live.alternation import Alternation
+from kvdiag.feeds.live.alternation import Alternation, UncountedLoads
 from kvdiag.feeds.recording.trace import TraceWriter
 from kvdiag.formatting import format_duration
 from kvdiag.model import Device, Facts, Gap, HostProcess, Load, Mark, Sample, Timeline
@@ -214,6 +214,7 @@ class Sampler:
     durations_seconds: dict[str, float] = field(default_factory=dict, init=False)
     """Duration of the newest read of each source."""
     _driver_absent: bool = field(default=False, init=False)
+    _loads: UncountedLoads = field(default_factory=UncountedLoads, init=False)
     _reading_engine: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self) -> None:
@@ -294,7 +295,8 @@ class Sampler:
                 reading = await self.engine.read()
             engines, gaps = self.alternation.check(reading, self.clock.steady_seconds())
             now_seconds, after = self.clock.now_seconds(), self.load()
-            self.record(Sample(at_seconds=now_seconds, engines=engines, load=after, load_before=before, gaps=gaps))
+            sample = Sample(at_seconds=now_seconds, engines=engines, load=after, load_before=before, gaps=gaps)
+            self.record(self._loads.check(sample, self.facts.capabilities))
 
     async def read_devices(self, *, processes: bool) -> None:
         """Sample the devices; a driver that does not answer in time is a gap, not a wait."""

@@ -7,6 +7,7 @@ from kvdiag.engine_features import features_on
 from kvdiag.engine_memory import limits_on_command_line
 from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.live.alternation import IN_TURN, contradict
 from kvdiag.formatting import format_duration
 from kvdiag.model import MAX_BYTES, Facts, Gap
 from kvdiag.sources import host, served_model
@@ -36,7 +37,7 @@ async def gather_facts(
     """
     try:
         identity = await client.identify()
-        page = await client.page()
+        page = first_page = await client.page()
     except Unreadable as error:
         raise KvdiagError(f"{url}: {error}") from error
     engines, gaps = client.engine.parse_engines(page)
@@ -53,10 +54,12 @@ async def gather_facts(
             "is a process stuck in a driver, or a volume hung?"
         ) from busy
     try:
-        await client.page()
+        later_page = await client.page()
     except Unreadable as error:
         # What this host showed of it may be half: its processes exit while they are read.
         raise KvdiagError(f"{url}: stopped answering while its processes and files were read: {error}") from error
+    if contradict(client.engine, (first_page, later_page)):
+        raise KvdiagError(f"{url}: {IN_TURN}")
     return facts, identity
 
 

@@ -8,8 +8,9 @@ import pytest
 from kvdiag.commands.connect import Finder
 from kvdiag.commands.options.common import ServerAccess
 from kvdiag.engines.engine import EngineReading
-from kvdiag.feeds.live.alternation import WINDOW_SECONDS, Alternation, answer_in_turn
-from kvdiag.model import Engine, Gap
+from kvdiag.errors import KvdiagError
+from kvdiag.feeds.live.alternation import IN_TURN, WINDOW_SECONDS, Alternation, UncountedLoads, answer_in_turn
+from kvdiag.model import Capabilities, Engine, Gap, Load, Sample
 from tests.fixtures.hostile import Hostile, Peer, reply
 
 ANOTHER_ENGINE: EngineReading = (None, (Gap("engine", "absent", "no such metrics"),))
@@ -96,9 +97,55 @@ def test_reads_that_contradict_each_other_show_several_servers(
         finder = Finder(server.url, ServerAccess(), own_port=0)
         try:
             return await answer_in_turn((await finder.find()).engine)
+        except KvdiagError as error:
+            return IN_TURN in str(error)
         finally:
             await finder.close()
 
     models = reply('{"data": [{"id": "m", "owned_by": "vllm"}]}', content_type="application/json")
     with Hostile({"/metrics/": metrics, "/v1/models": models}) as server:
         assert found is asyncio.run(look())
+
+
+def under_load(counts: str, capabilities: Capabilities, *, tokens_each: int = 100, running: int = 1) -> bool:
+    """Whether samples are refused in the end: `1` counts the requests of a load, `0` none, a space lies between two.
+
+    A sample is taken every 0.1 s, and each request has generated so many tokens more by then.
+    """
+    loads, tokens, refused = UncountedLoads(), 0, False
+    for number, count in enumerate(counts):
+        tokens = 0 if count == " " else tokens + tokens_each
+        load = Load(requests=0) if count == " " else Load(requests=running, resident_tokens=(tokens,) * running)
+        engine = Engine(engine="0", requests_running=running if count == "1" else 0, requests_waiting=0)
+        sample = Sample(at_seconds=number / 10, engines=(engine,), load=load, load_before=load)
+        refused = loads.check(sample, capabilities).engines is None
+    return refused
+
+
+PROMPT = Capabilities()
+
+
+@pytest.mark.parametrize(
+    ("counts", "capabilities", "found"),
+    [
+        pytest.param("1111 1111 1111 1111 ", PROMPT, False, id="one server"),
+        pytest.param("1110 1110 1110 1110 ", PROMPT, False, id="the end of each load is read late"),
+        pytest.param("0111 0011 0111 0011 ", PROMPT, False, id="a gauge that begins late"),
+        pytest.param("0 0 0 0 0 0 ", PROMPT, False, id="a single sample of each load"),
+        pytest.param("1111 0000 1111 1111 ", PROMPT, False, id="an uncounted load"),
+        pytest.param("1010 1110 ", PROMPT, False, id="counted again once"),
+        pytest.param("1010 1011 ", PROMPT, True, id="counted now and then"),
+        pytest.param("0000 1111 000 1111 ", PROMPT, True, id="every other load uncounted"),
+        pytest.param("1010101010 ", Capabilities(late_seconds=30.0), False, id="gauges that may be old"),
+        pytest.param("0000 " * 9, Capabilities(late_seconds=30.0), False, id="loads shorter than a gauge's delay"),
+        pytest.param(("0" * 320 + " ") * 2, Capabilities(late_seconds=30.0), True, id="loads longer than its delay"),
+        pytest.param("0000 " * 9, Capabilities(late_tokens=400), False, id="fewer tokens than a gauge lags behind"),
+        pytest.param("00000 " * 2, Capabilities(late_tokens=400), True, id="as many tokens"),
+        pytest.param("0000 " * 9, Capabilities(on_completion=True), False, id="gauges that move at the end"),
+    ],
+)
+def test_loads_that_a_server_does_not_count_are_of_several(
+    counts: str, capabilities: Capabilities, *, found: bool
+) -> None:
+    """Requests generate tokens while the server whose metrics are read runs none, in more than one load."""
+    assert found is under_load(counts, capabilities)
