@@ -16,18 +16,18 @@ import gc
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import BrokenExecutor, Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from time import monotonic, thread_time
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.fleet.first_verdicts import FirstVerdicts
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict, kept_verdict, restored_verdict
-from kvdiag.feeds.fleet.replica_judging import judge_content, judge_replica
+from kvdiag.feeds.fleet.replica_judging import judge_replica
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
 from kvdiag.feeds.fleet.state_folder import StateFolder
-from kvdiag.feeds.fleet.workers import Executor, InProcess, executor
+from kvdiag.feeds.fleet.workers import Executor, executor
 from kvdiag.feeds.history.prometheus_feed import Window, read_samples, survey
 from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica
@@ -125,7 +125,6 @@ class FleetFeed:
         self._limits, self._cpu_seconds = limits, cpu_seconds
         self._began_seconds = monotonic()
         self._workers, self._ray = workers, ray
-        self._judging: list[tuple[_Kept, Future[ReplicaVerdict]]] = []
         self._kept: dict[str, _Kept] = {}
         for key, about in folder.kept():
             if (verdict := restored_verdict(key, about)) is not None:
@@ -159,11 +158,11 @@ class FleetFeed:
                 if not found.replicas and not self._kept:
                     return self._publish(began, window, gaps=found.gaps, problem=NO_REPLICA)
                 self._take(found.replicas, complete=not source.warnings)
-                self._judging.clear()
                 new = sum(one.verdict is None for one in self._kept.values())
                 with self._pool(new // FOR_WORKERS) as pool:
-                    samples = await self._read(source, window, pool)
-                    judged = self._judge(began, window)
+                    first = FirstVerdicts(pool, self._folder, window, self._limits)
+                    samples = await self._read(source, window, first)
+                    judged = self._judge(first, began, window)
         finally:
             gc.enable()
         return self._publish(began, window, gaps=found.gaps, judged=judged, samples=samples)
@@ -203,8 +202,8 @@ class FleetFeed:
                 del self._kept[key]
                 self._folder.remove(key)
 
-    async def _read(self, source: PrometheusSource, window: Window, pool: Executor) -> int:
-        """Read what is new of every replica; those that begin at the same moment together; the pool judges the new."""
+    async def _read(self, source: PrometheusSource, window: Window, first: FirstVerdicts) -> int:
+        """Read what is new of every replica, those that begin at the same moment together; the new are judged."""
         starts: dict[float, list[_Kept]] = defaultdict(list)
         for one in self._kept.values():
             if one.replica.series:
@@ -222,32 +221,8 @@ class FleetFeed:
                 count += sum(len(points) for points in samples.series.values())
                 self._add(one, samples, part, whole_window=whole_window)
                 if one.verdict is None:
-                    self._judging.append((one, self._begin_judging(one, window, pool)))
+                    first.begin(one.replica)
         return count
-
-    def _begin_judging(self, one: _Kept, window: Window, pool: Executor) -> Future[ReplicaVerdict]:
-        about = one.replica, window, self._limits
-        try:
-            if pool.has_files:
-                return pool.submit(judge_replica, self._folder.shared, *about)
-            return self._taken(one, pool.submit(judge_content, self._folder.content(one.replica.key), *about))
-        except BrokenExecutor:
-            return InProcess().submit(judge_replica, self._folder.shared, *about)
-
-    def _taken(self, one: _Kept, judging: Future[tuple[ReplicaVerdict, bytes]]) -> Future[ReplicaVerdict]:
-        """The verdict of another machine, once the file that it made is here."""
-        taken: Future[ReplicaVerdict] = Future()
-
-        def take(done: Future[tuple[ReplicaVerdict, bytes]]) -> None:
-            try:
-                verdict, content = done.result()
-                self._folder.take(one.replica.key, content)
-                taken.set_result(verdict)
-            except Exception as error:  # noqa: BLE001 - raised where the verdict is asked for
-                taken.set_exception(error)
-
-        judging.add_done_callback(take)
-        return taken
 
     def _start(self, one: _Kept, window: Window) -> float:
         """Where a replica's read begins; the whole window if something of it was never read."""
@@ -288,12 +263,12 @@ class FleetFeed:
         one.until_seconds = samples.until_seconds
         one.figures |= _figures(samples)
 
-    def _judge(self, began: float, window: Window) -> int:
+    def _judge(self, first: FirstVerdicts, began: float, window: Window) -> int:
         """Judge as many replicas as there is time for, and return their number."""
         listed = [one for one in self._kept.values() if one.replica.series]
         rest = sorted((one for one in listed if one.verdict is not None), key=_age)
         changed = sorted((one for one in rest if one.change >= CHANGED_RATIO), key=lambda one: (-one.change, _age(one)))
-        count = self._judge_new(began, window)
+        count = self._judge_new(first, began, window)
         spent = thread_time() - began
         for_changed = spent + (self._cpu_seconds - spent) * (1.0 - OLDEST_SHARE)
         # The oldest is judged in any case, so that none waits forever.
@@ -306,20 +281,13 @@ class FleetFeed:
                 count += 1
         return count
 
-    def _judge_new(self, began: float, window: Window) -> int:
+    def _judge_new(self, first: FirstVerdicts, began: float, window: Window) -> int:
         """Wait for the replicas that had no verdict, most of which other processes have judged meanwhile."""
         count = 0
-        for one, waiting in self._judging:
-            try:
-                verdict = waiting.result()
-            except Exception:  # noqa: BLE001 - another machine's disk, memory or packages may be the cause
-                # Or its process was killed: what one replica needs, this one has room for.
-                verdict = judge_replica(self._folder, one.replica, window, self._limits)
-            self._take_verdict(one, verdict)
-            count += 1
+        for count, verdict in enumerate(first.wait(), start=1):
+            self._take_verdict(self._kept[verdict.key], verdict)
             if count % TOGETHER == 0:
                 self._publish(began, window, over=False)
-        self._judging.clear()
         return count
 
     def _take_verdict(self, one: _Kept, verdict: ReplicaVerdict) -> None:

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import select
 import socket
 import threading
 import time
@@ -81,6 +82,7 @@ class RayCluster:
         check_ray(address)
         self._address = address
         self._numbers = itertools.count()
+        self._receiver: threading.Thread | None = None
         self._connect()
 
     @property
@@ -106,22 +108,22 @@ class RayCluster:
             self._end()
             raise KvdiagError(refusal)
         self._waiting: dict[int, Future[Any]] = {}
-        threading.Thread(target=self._receive, args=(self._pipe, self._waiting), daemon=True).start()
+        self._receiver = threading.Thread(target=self._receive, args=(self._pipe, self._waiting), daemon=True)
+        self._receiver.start()
 
     def _receive(self, pipe: Connection, waiting: dict[int, Future[Any]]) -> None:
         """Give each result to the future that waits for it, until the driver ends."""
-        # A pipe that this process closes while it is read has no handle.
-        with contextlib.suppress(EOFError, OSError, TypeError):
-            while True:
-                number, result, error = pipe.recv()
-                if number is None:
-                    self._processors = result
-                elif error is not None:
-                    waiting.pop(number).set_exception(error)
-                else:
-                    waiting.pop(number).set_result(result)
-        while waiting:
-            waiting.popitem()[1].set_exception(BrokenExecutor("Ray's driver ended"))
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    number, content = pipe.recv()
+                    if number is None:
+                        self._processors = content
+                    else:
+                        _resolve(waiting.pop(number), content)
+        finally:
+            while waiting:
+                waiting.popitem()[1].set_exception(BrokenExecutor("Ray's driver ended"))
 
     def submit(self, work: Callable[..., R], /, *arguments: object) -> Future[R]:
         """Pass the work on; BrokenExecutor if the driver has ended."""
@@ -133,6 +135,8 @@ class RayCluster:
         except OSError as error:
             self._waiting.pop(number, None)
             raise BrokenExecutor("Ray's driver ended") from error
+        if self._receiver is not None and not self._receiver.is_alive() and self._waiting.pop(number, None) is not None:
+            raise BrokenExecutor("Ray's driver ended")
         return future
 
     def restart(self) -> None:
@@ -141,10 +145,16 @@ class RayCluster:
         self._connect()
 
     def _end(self) -> None:
-        self._pipe.close()
+        # Closing the pipe would not do while it is read; a driver that does not read it is killed.
+        with contextlib.suppress(OSError):
+            if select.select([], [self._pipe], [], 0.0)[1]:
+                self._pipe.send(None)
         self._driver.join(END_SECONDS)
         self._driver.kill()
         self._driver.join()
+        if self._receiver is not None:
+            self._receiver.join()
+        self._pipe.close()
 
     def __enter__(self) -> Self:
         """Use it."""
@@ -153,6 +163,18 @@ class RayCluster:
     def __exit__(self, *_: object) -> None:
         """End the driver; Ray ends its tasks."""
         self._end()
+
+
+def _resolve(future: Future[Any], content: bytes) -> None:
+    """Set a future's result or error, as the driver sent it; one that cannot be read is an error of its own."""
+    try:
+        result, error = pickle.loads(content)  # noqa: S301 - made by this process's driver
+    except Exception as problem:  # noqa: BLE001 - the class of a result may raise any error when it is read
+        result, error = None, problem
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _require_listener(address: str) -> None:
@@ -167,7 +189,7 @@ def _require_listener(address: str) -> None:
 
 
 def _drive(address: str, pipe: Connection) -> None:
-    """Connect to Ray, say so, and pass on tasks until the other side closes the pipe."""
+    """Connect to Ray, say so, and pass on tasks until the other side sends the end, or has exited."""
     begin_worker()
     # Ray prints what its nodes do, and its logs have it too; what matters is passed back.
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -194,11 +216,13 @@ def _drive(address: str, pipe: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             if pipe.poll(COUNT_SECONDS):
-                number, work, arguments = pipe.recv()
+                if (message := pipe.recv()) is None:
+                    break
+                number, work, arguments = message
                 task.remote(work, *arguments).future().add_done_callback(partial(_pass_back, pipe, sending, number))
             if time.monotonic() - counted >= COUNT_SECONDS:
                 counted = time.monotonic()
-                _send(pipe, sending, (None, _processors(ray), None))
+                _send(pipe, sending, (None, _processors(ray)))
 
 
 def _processors(ray: Any) -> int:
@@ -233,7 +257,7 @@ def _refusal(address: str, error: Exception) -> str:
 def _pass_back(pipe: Connection, sending: threading.Lock, number: int, done: Future[Any]) -> None:
     error = done.exception()
     if error is None:
-        _send(pipe, sending, (number, done.result(), None))
+        _send(pipe, sending, (number, pickle.dumps((done.result(), None))))
         return
     cause = getattr(error, "cause", None)
     if cause is None:
@@ -244,10 +268,10 @@ def _pass_back(pipe: Connection, sending: threading.Lock, number: int, done: Fut
         if not isinstance(cause, KvdiagError):
             passed.add_note(str(error))
     try:
-        pickle.loads(pickle.dumps(passed))  # noqa: S301 - made in the line itself
+        pickle.loads(content := pickle.dumps((None, passed)))  # noqa: S301 - made in the line itself
     except Exception:  # noqa: BLE001 - an error that cannot be sent
-        passed = RuntimeError(str(error))
-    _send(pipe, sending, (number, None, passed))
+        content = pickle.dumps((None, RuntimeError(str(error))))
+    _send(pipe, sending, (number, content))
 
 
 def _send(pipe: Connection, sending: threading.Lock, message: object) -> None:

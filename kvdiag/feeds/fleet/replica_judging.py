@@ -66,7 +66,7 @@ def _judge(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits
         summary=_summary(replica, timeline, facts, limits),
         as_of_seconds=window.end_seconds,
         newest_seconds=samples.newest_seconds,
-        node=_node(replica),
+        node=node_of(replica),
     )
     files.judged(replica.key, samples, window.start_seconds, kept_verdict(verdict))
     timeline.forget()
@@ -81,7 +81,7 @@ def _summary(replica: Replica, timeline: Timeline, facts: Facts, limits: Limits)
     return summarise(timeline, facts, limits, replica=replica.key, version=version)
 
 
-def _node(replica: Replica) -> str | None:
+def node_of(replica: Replica) -> str | None:
     """The host that a replica runs on, as Kubernetes or its GPUs' exporter names it."""
     for name in ("node", "kubernetes_node", "nodename", "Hostname", "hostname"):
         named = [labels[name] for labels in replica.labels if labels.get(name)]

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import os
-import threading
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,7 +21,7 @@ from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound
 from kvdiag.feeds.fleet.replica_samples import restored
 from kvdiag.feeds.fleet.state_folder import StateFolder
-from kvdiag.feeds.fleet.workers import InProcess
+from kvdiag.feeds.fleet.workers import InProcess, Processes
 from kvdiag.feeds.history.prometheus_feed import Survey, Window, survey
 from kvdiag.model import Diagnosis
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
@@ -91,16 +91,52 @@ def test_rounds_give_the_verdicts_of_diagnose_at_the_same_moments(history: str, 
     assert counts[1] < counts[0] / 5
 
 
-def test_workers_give_the_same_verdicts(history: str, two: Callable[..., FleetFeed]) -> None:
-    """The first read judges in two processes, one of which is killed: what it left is judged here."""
-    feed = two("", workers=2)
-    kill = threading.Timer(3.0, kill_one)
-    kill.start()
-    state = asyncio.run(feed.round(END_SECONDS))
-    kill.join()
+class Killed(Processes):
+    """Two worker processes; the first pieces of work, so many, kill theirs."""
+
+    def __init__(self, kills: int) -> None:
+        """Count them."""
+        super().__init__(2)
+        self._kills = kills
+        self.restarts = 0
+
+    def submit(self, work: Callable[..., Any], /, *arguments: object) -> Future[Any]:
+        """Do the work, or kill."""
+        self._kills -= 1
+        return super().submit(work, *arguments) if self._kills < 0 else super().submit(kill_self)
+
+    def restart(self) -> None:
+        """Count it."""
+        self.restarts += 1
+        super().restart()
+
+
+def kill_self() -> None:
+    """Kill the process that this is done in."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_worker_left_is_judged_by_new_ones(
+    history: str, two: Callable[..., FleetFeed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdicts are the same, and no process is left."""
+    pool = Killed(1)
+    monkeypatch.setattr(fleet_feed, "executor", lambda *_: pool)
+    state = asyncio.run(two("").round(END_SECONDS))
     assert diagnosed(history, END_SECONDS) == {one.key: one.present for one in state.verdicts}
-    assert state.replicas == state.judged
+    assert (state.replicas, 1) == (state.judged, pool.restarts)
     assert not workers()
+
+
+def test_what_kills_its_workers_twice_is_unknown(
+    two: Callable[..., FleetFeed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason; it is not judged in this process, which would be killed next."""
+    monkeypatch.setattr(fleet_feed, "executor", lambda *_: Killed(1000))
+    state = asyncio.run(two().round(END_SECONDS))
+    assert {("unknown", True)} == {
+        (one.present.worst, any("killed twice" in gap.reason for gap in one.present.gaps)) for one in state.verdicts
+    }
 
 
 class FullDisk(InProcess):
@@ -122,12 +158,6 @@ def test_work_that_fails_elsewhere_is_done_here(
     monkeypatch.setattr(fleet_feed, "executor", lambda *_: FullDisk())
     state = asyncio.run(two().round(END_SECONDS))
     assert diagnosed(history, END_SECONDS, LEAK) == {one.key: one.present for one in state.verdicts}
-
-
-def kill_one() -> None:
-    """Kill a worker."""
-    for one in workers()[:1]:
-        one.kill()
 
 
 def workers() -> list[psutil.Process]:

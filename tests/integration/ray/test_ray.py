@@ -102,7 +102,7 @@ def test_a_node_killed_half_way_loses_nothing(fleet: Fleet, cluster: Cluster, ex
 
 
 def test_work_that_fails_says_how(cluster: Cluster) -> None:
-    """An error of the work with its message, a bug with its traceback, and work that kills its process as an error."""
+    """An error has its message, a bug its traceback; a result that cannot be read and killed processes are errors."""
     code = f"from tests.integration.ray.hard_work import main; main('{cluster.address}')"
     command = [str(ray_python()), "-c", code]
     done = subprocess.run(command, env=ray_environment(), capture_output=True, text=True, check=False)
@@ -111,6 +111,7 @@ def test_work_that_fails_says_how(cluster: Cluster) -> None:
     assert ["KvdiagError", "7 cannot be used"] == ends["refused"]
     assert "ZeroDivisionError" == ends["broken"][0]
     assert "hard_work.py" in ends["broken"][-1]
+    assert ["ValueError", "not in this process"] == ends["Unreadable"]
     assert "KvdiagError" == ends["killed"][0]
     assert "ray status" in ends["killed"][1]
 
