@@ -4,8 +4,8 @@ Every `OTEL_METRIC_EXPORT_INTERVAL` (a minute) the families of that moment are e
 over HTTP, in requests of a bounded number of points; it retries until its timeout. That is done in another thread, one
 push at a time, so that a slow collector delays nothing but the next push. A push that fails is counted, and logged once
 until one succeeds; its figures are not kept, because the next push has newer ones. A gauge stays a gauge and a counter
-becomes a cumulative sum; names and labels are those of /metrics. The resource says which kvdiag it is, by the semantic
-conventions; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` add to it and win.
+becomes a cumulative sum, which starts again where it falls; names and labels are those of /metrics. The resource says
+which kvdiag it is, by the semantic conventions; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` add to it and win.
 """
 
 import asyncio
@@ -17,9 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import structlog
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 import kvdiag
 from kvdiag.errors import KvdiagError
@@ -44,7 +46,14 @@ MAX_POINTS = 5_000
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 UNITS = {"bytes": "By", "seconds": "s", "ratio": "1", "tokens": "{token}", "blocks": "{block}"}
+RATES = {"second": "s", "hour": "h"}
 """By the end of a metric's name, without `_total`, in UCUM's terms."""
+
+GRPC_PORT = 4317
+
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""A name, and labels in the order of their names."""
 
 
 class Pushed(Protocol):
@@ -91,7 +100,7 @@ class OtlpPush:
         )
         self._endpoint = endpoint.url
         self._resource = resource(os.environ, socket.gethostname(), port)
-        self._began_seconds = time.time()
+        self._starts = Starts(time.time())
         self._failed = False
         # The SDK logs each attempt; here one line says when pushes begin to fail.
         self._reason = _Reason()
@@ -118,7 +127,7 @@ class OtlpPush:
 
     def _push(self, families: Iterable[Metric]) -> bool:
         scope = InstrumentationScope("kvdiag", kvdiag.__version__)
-        made = metrics_of(families, self._began_seconds, time.time())
+        made = metrics_of(families, self._starts, time.time())
         scoped = points.ScopeMetrics(scope=scope, metrics=made, schema_url="")
         whole = points.ResourceMetrics(resource=self._resource, scope_metrics=[scoped], schema_url="")
         sent = self._exporter.export(points.MetricsData(resource_metrics=[whole]))
@@ -132,17 +141,51 @@ class OtlpPush:
             if succeeded:
                 _log.info("otlp", endpoint=self._endpoint, state="pushing again")
             else:
-                _log.warning("otlp", endpoint=self._endpoint, reason=self._reason.text or "refused")
+                reason = failure(self._reason.text or "refused", self._endpoint)
+                _log.warning("otlp", endpoint=self._endpoint, reason=reason)
 
 
-def metrics_of(families: Iterable[Metric], began_seconds: float, now_seconds: float) -> list[points.Metric]:
+def failure(reason: str, endpoint: str) -> str:
+    """Why pushes fail, with what may be wrong with the address."""
+    of_grpc = urlsplit(endpoint).port == GRPC_PORT
+    hint = f"; port {GRPC_PORT} is usually for gRPC, and 4318 for HTTP, which kvdiag uses"
+    return reason + (hint if of_grpc else "")
+
+
+class Starts:
+    """Since when each counter counts: since the daemon's start, or the push before one at which it had fallen.
+
+    Counters of the server are passed on, and begin again when its processes do.
+    """
+
+    def __init__(self, began_seconds: float) -> None:
+        """Know of no counter yet."""
+        self._began_seconds = self._before_seconds = began_seconds
+        self._known: dict[Series, tuple[float, float]] = {}
+
+    def of(self, counters: Mapping[Series, float], now_seconds: float) -> dict[Series, float]:
+        """The start of each counter of one push; others are forgotten."""
+        known: dict[Series, tuple[float, float]] = {}
+        for series, value in counters.items():
+            start, before = self._known.get(series, (self._began_seconds, value))
+            known[series] = self._before_seconds if value < before else start, value
+        self._known, self._before_seconds = known, now_seconds
+        return {series: start for series, (start, _) in known.items()}
+
+
+def metrics_of(families: Iterable[Metric], starts: Starts, now_seconds: float) -> list[points.Metric]:
     """The families in OpenTelemetry's terms; one without series is left out."""
-    began, now = round(began_seconds * 1e9), round(now_seconds * 1e9)
+    families = list(families)
+    counters = (sample for family in families if family.type == "counter" for sample in family.samples)
+    began = starts.of({_series(sample): sample.value for sample in counters}, now_seconds)
     made = []
     for family in families:
         samples = [
             points.NumberDataPoint(
-                attributes=sample.labels, start_time_unix_nano=began, time_unix_nano=now, value=sample.value
+                attributes=sample.labels,
+                start_time_unix_nano=round(began.get(_series(sample), 0.0) * 1e9),
+                time_unix_nano=round(now_seconds * 1e9),
+                value=sample.value,
             )
             for sample in family.samples
         ]
@@ -156,9 +199,19 @@ def metrics_of(families: Iterable[Metric], began_seconds: float, now_seconds: fl
                 is_monotonic=True,
             )
         name = family.samples[0].name
-        unit = UNITS.get(name.removesuffix("_total").rpartition("_")[2], "1")
-        made.append(points.Metric(name=name, description=family.documentation, unit=unit, data=data))
+        made.append(points.Metric(name=name, description=family.documentation, unit=unit_of(name), data=data))
     return made
+
+
+def _series(sample: Sample) -> Series:
+    return sample.name, tuple(sorted(sample.labels.items()))
+
+
+def unit_of(name: str) -> str:
+    """The unit of a metric by its name, as in `growth_bytes_per_second`."""
+    whole, _, rate = name.removesuffix("_total").partition("_per_")
+    unit = UNITS.get(whole.rpartition("_")[2], "1")
+    return f"{unit}/{RATES[rate]}" if rate in RATES else "1" if rate else unit
 
 
 def resource(environment: Mapping[str, str], host: str, port: int) -> Resource:

@@ -126,6 +126,8 @@ class ServeOptions:
             return None
         refusal = "--otlp-endpoint is not an address: give one such as http://collector:4318"
         parts = pasted(self.otlp_endpoint, ("/v1/metrics",), refusal)
+        if "?" in self.otlp_endpoint:
+            raise KvdiagError(f"{refusal}, without a query (?): headers go into OTEL_EXPORTER_OTLP_HEADERS")
         url = urlunsplit(without_user(parts)._replace(path=f"{parts.path.rstrip('/')}/v1/metrics"))
         return url, basic_authorization(parts, None, None, None)
 

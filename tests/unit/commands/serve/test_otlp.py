@@ -12,13 +12,23 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvdiag.errors import KvdiagError
 from kvdiag.server import otlp_push
 from kvdiag.server.endpoints import Pages
-from kvdiag.server.otlp_push import MAX_POINTS, OtlpEndpoint, OtlpPush, interval_seconds, resource
+from kvdiag.server.otlp_push import (
+    MAX_POINTS,
+    OtlpEndpoint,
+    OtlpPush,
+    Starts,
+    failure,
+    interval_seconds,
+    metrics_of,
+    resource,
+    unit_of,
+)
 from kvdiag.server.request import Request
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import Hostile, Peer, eventually, refused_port, reply
@@ -137,6 +147,44 @@ def test_gauges_counters_and_units_are_opentelemetrys() -> None:
     assert "kvdiag" == scoped.scope.name
 
 
+def test_a_counter_that_falls_starts_again() -> None:
+    """After the push before: the server whose counter is passed on has restarted. Others keep their start."""
+
+    def family(torn: float, steady: float) -> list[Metric]:
+        made = CounterMetricFamily("kvdiag_torch_ooms", "Failed allocations.", labels=["gpu"])
+        made.add_metric(["0"], torn)
+        made.add_metric(["1"], steady)
+        return [made]
+
+    starts = Starts(100.0)
+    began = []
+    for now_seconds, values in ((160.0, (5.0, 5.0)), (220.0, (1.0, 5.0)), (280.0, (2.0, 6.0))):
+        (made,) = metrics_of(family(*values), starts, now_seconds)
+        began.append([point.start_time_unix_nano / 1e9 for point in made.data.data_points])
+    assert [[100.0, 100.0], [160.0, 100.0], [160.0, 100.0]] == began
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("kvdiag_growth_low_bytes_per_second", "By/s"),
+        ("kvdiag_fleet_growth_bytes_per_hour", "By/h"),
+        ("kvdiag_kv_bytes_per_token", "1"),
+        ("kvdiag_time_to_exhaustion_seconds", "s"),
+        ("kvdiag_ticks_total", "1"),
+    ],
+)
+def test_a_rate_has_the_unit_of_a_rate(name: str, unit: str) -> None:
+    """By its name."""
+    assert unit == unit_of(name)
+
+
+@pytest.mark.parametrize(("port", "hints"), [(4317, True), (4318, False)])
+def test_a_push_to_the_port_of_grpc_fails_with_a_hint(port: int, hints: bool) -> None:
+    """It is accepted, since a collector may listen there for HTTP."""
+    assert hints == ("4318 for HTTP" in failure("connection refused", f"http://collector:{port}/v1/metrics"))
+
+
 def test_the_resource_is_named_by_the_semantic_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Host and instance; in Kubernetes pod, namespace and node; OpenTelemetry's own variables win."""
     alone = resource({}, "node-7", 9743).attributes
@@ -223,7 +271,16 @@ def test_a_collector_that_is_away_is_a_log_line_and_a_counter() -> None:
         assert "s3cret" not in logged.text
 
 
-@pytest.mark.parametrize("url", ["grpc://collector:4317", "http://", "http://me:s3cret@host:port"])
+ADDRESSES = [
+    "grpc://collector:4317",
+    "http://",
+    "http://me:s3cret@host:port",
+    "http://collector:4318?key=s3cret",
+    "http://collector:4318/v1/metrics?key=s3cret",
+]
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     """In one line, without what may be a secret."""
     message = refusal("serve", "--listen", "127.0.0.1:0", "--otlp-endpoint", url)
