@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, grows_with_every_token
 from kvdiag.diagnosis.blocks.refill import with_refill
+from kvdiag.diagnosis.blocks.state_slots import slots_in_use, slots_kept
 from kvdiag.diagnosis.blocks.step_accounting import (
     CUT_SHORT,
     NOT_RUN,
@@ -30,6 +31,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     last_span,
     load_figures,
     measure,
+    not_settled,
     refused,
     tolerated_blocks,
     unknown,
@@ -59,7 +61,6 @@ from kvdiag.model import (
     Facts,
     MeasuredFigures,
     Probe,
-    Sample,
     Status,
     StepFigures,
     StepResult,
@@ -90,7 +91,7 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     floor = floor_within(timeline, span.begin_seconds, span.end_seconds, facts, limits)
     samples = timeline.between(span.begin_seconds, span.end_seconds)
     if floor is None:
-        return unknown("baseline", _not_settled(samples, gap_reason(timeline, facts, "engine"), limits), span)
+        return unknown("baseline", not_settled(samples, gap_reason(timeline, facts, "engine"), limits), span)
     own = server_uuids(timeline, facts)
     devices = server_devices(floor.devices, own)
     dark = [device for device in devices if device.memory is None]
@@ -118,6 +119,8 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
                 "unknown",
                 [f"{in_use}, and {keeping} open, which keep theirs; close them and repeat the run"],
             )
+    elif floor.state_slots and not open_sessions(timeline, floor, facts)[0]:
+        status, parts = "fault", [f"no {unit} is in use", slots_in_use(floor.state_slots)]
     else:
         parts = [f"no {unit} is in use"]
     # Memory that a GPU never reports is no failure.
@@ -135,19 +138,6 @@ def _judge_baseline(timeline: Timeline, facts: Facts, limits: Limits) -> StepRes
     else:
         parts.append(f"{format_bytes(used)} of GPU memory used")
     return StepResult("baseline", status, "; ".join(parts), expected=expected, measured=measured, notes=span.notes)
-
-
-def _not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -> str:
-    """Why there is no idle floor: other traffic, or too few samples, with the reason where there is one."""
-    samples = [one for one in within if one.engines]
-    if any(sample.engines_idle is False for sample in samples):
-        return "the server was never idle (other traffic); pause traffic for the run"
-    if any(one.open_sessions for sample in samples for one in sample.engines or ()):
-        return "sessions are open, whose tokens look like those of a request; close the sessions and repeat the run"
-    if any(sample.engines_idle is None for sample in samples):
-        return "the engine does not report running and waiting requests; check its /metrics"
-    few = f"{plural(len(samples), 'idle sample')}; {limits.idle_samples} in a row are needed"
-    return f"{few}: {reason}" if reason else few
 
 
 def explained_bytes(devices: Sequence[Device], facts: Facts, limits: Limits) -> int | None:
@@ -218,6 +208,8 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         sentence = f"all {unit}s released, and {format_count(-kept)} that were in use before; {sentence}"
     else:
         sentence = f"all {unit}s released (detection limit 1 {unit} over {by_each.requests} after warm-up); {sentence}"
+    if slots := slots_kept(timeline, facts, judged[0], judged[-1], limits):
+        status, sentence = "fault", f"{plural(slots, 'state slot')} not released after {by_each.requests}; {sentence}"
     if (leak := leak_of_cycles(timeline, facts, limits)) is not None:
         status = "fault"
         each = sum(float(one.value or 0) for one in leak.evidence if one.name.endswith("growth_per_request"))

@@ -80,6 +80,8 @@ class IdleFloor:
     allocators: tuple[Allocator, ...] | None = None
     usage_ratio: float | None = None
     """Of the fullest engine, where the interval's last samples agree."""
+    state_slots: int | None = None
+    """Slots of recurrent states in use, all engines together, by the newest sample that has them."""
 
 
 def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleFloor, ...]:
@@ -169,7 +171,13 @@ def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits:
         devices=next(listed, devices[0] if devices else None),
         allocators=next(published, None),
         usage_ratio=usages.pop() if len(usages) == 1 else None,
+        state_slots=next((slots for one in newest_first if (slots := _state_slots(one)) is not None), None),
     )
+
+
+def _state_slots(sample: Sample) -> int | None:
+    counts = [one.state_slots_used for one in sample.engines or ()]
+    return None if set(counts) <= {None} else sum(count or 0 for count in counts)
 
 
 def sample_usage(sample: Sample) -> float | None:

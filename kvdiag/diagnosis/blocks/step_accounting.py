@@ -6,6 +6,7 @@ or too few samples have the whole load (`blind_spot`, in that order). More block
 are suspect, and a fault above 1.5 times; fewer are suspect too, since then a report is wrong.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -186,6 +187,19 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         compared = f"{facts.capabilities.unit}s in use can be judged only while all {ours} run"
         return f"{ran} at the same time; {compared}; check the size of the KV pool and the limit of concurrent requests"
     return f"{samples} of the {needed} samples needed were taken while all requests ran; repeat the run"
+
+
+def not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -> str:
+    """Why there is no idle floor: other traffic, or too few samples, with the reason where there is one."""
+    samples = [one for one in within if one.engines]
+    if any(sample.engines_idle is False for sample in samples):
+        return "the server was never idle (other traffic); pause traffic for the run"
+    if any(one.open_sessions for sample in samples for one in sample.engines or ()):
+        return "sessions are open, whose tokens look like those of a request; close the sessions and repeat the run"
+    if any(sample.engines_idle is None for sample in samples):
+        return "the engine does not report running and waiting requests; check its /metrics"
+    few = f"{plural(len(samples), 'idle sample')}; {limits.idle_samples} in a row are needed"
+    return f"{few}: {reason}" if reason else few
 
 
 def other_tokens(timeline: Timeline, span: Span) -> int:

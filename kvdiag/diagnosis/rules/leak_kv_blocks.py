@@ -33,6 +33,7 @@ from kvdiag.diagnosis.blocks.late_frees import LateFree, held_idle, late_frees
 from kvdiag.diagnosis.blocks.orphans import combined, owners_finding
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
+from kvdiag.diagnosis.blocks.state_slots import newest_slots, slots_in_use
 from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
@@ -115,7 +116,7 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         Evidence("requests_between", requests, *counted),
     )
     if held == 0:
-        if (slots := _state_slots(last, timeline)) is not None:
+        if slots := newest_slots(intervals):
             return (_slots_kept(slots, open_sessions(timeline, last, facts)[0], evidence),)
         if late := late_frees(timeline, facts, limits):
             return (_released_late(late, facts, evidence, limits),)
@@ -323,17 +324,9 @@ def _held_seconds(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
     return floor.at_seconds - min(held, default=floor.at_seconds)
 
 
-def _state_slots(floor: IdleFloor, timeline: Timeline) -> int | None:
-    """Slots of recurrent states in use at the end of an idle interval; `None` where that is 0 or not reported."""
-    idle = reversed(timeline.between(floor.begin_seconds, floor.at_seconds))
-    counts = ([one.state_slots_used for one in sample.engines] for sample in idle if sample.engines)
-    newest = next((each for each in counts if set(each) != {None}), ())
-    return sum(count or 0 for count in newest) or None
-
-
 def _slots_kept(slots: int, sessions: int, evidence: tuple[Evidence, ...]) -> Finding:
     """The finding on the pool in which each sequence of a hybrid model has a slot; cached slots do not count."""
-    summary = f"{plural(slots, 'state slot')} of recurrent layers still in use while idle"
+    summary = slots_in_use(slots)
     evidence = (*evidence, Evidence("state_slots_at_last_idle", slots, "slots", "engine"))
     if sessions:
         return Finding(ID, "unknown", f"{summary}; sessions are open, which keep theirs; close them to see", evidence)

@@ -31,6 +31,7 @@ from kvdiag.engines.sglang.metrics import (
     LOADS_WAITING,
     PAGE_SIZE,
     PAGE_STEPS,
+    PAGE_USED,
     PREFIX,
     SESSIONS,
     STATES,
@@ -102,6 +103,11 @@ class Rank:
             return False
         return (self.used_tokens, self.work) == (earlier.used_tokens, earlier.work)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether a scheduler has no work, and no token is in use."""
+        return not self.has_work and not self.used_tokens
+
     def idle_since(self, earlier: "Rank | None", least_seconds: float = 0.0) -> bool:
         """Whether nothing runs: no tokens are in use, or the same since an earlier snapshot, for longer than that."""
         if self.has_work or not self.used_tokens:
@@ -161,10 +167,13 @@ def _count(value: object) -> int | None:
 def with_loads(page: Page, ranks: tuple[Rank, ...], earlier: Mapping[int, Rank]) -> Page:
     """The page with the snapshots' figures, and the pool's size from them where the page lacks it.
 
-    State slots in use are on the page alone, which is late: they are left out until it must have been renewed.
+    State slots in use are on the page alone, which is late: they are left out until it must have been renewed, or was,
+    as it shows no token in use: each prefill writes those of its request there.
     """
     found: dict[str, list[Series]] = {LOADS_RUNNING: [], LOADS_WAITING: [], LOADS_USED: []}
     still = {str(one.rank) for one in ranks if one.is_still(earlier.get(one.rank), IDLE_LATE_SECONDS)}
+    used = {engine_label(line) for line in page.get(PAGE_USED, ()) if line.value}
+    still |= {label for one in ranks if one.is_empty and PAGE_USED in page and (label := str(one.rank)) not in used}
     found[STATES] = [line for line in page.get(STATES, ()) if engine_label(line) in still]
     # The metrics count open sessions as late as everything else: until then no series shows whose tokens these are.
     least_seconds = IDLE_LATE_SECONDS if SESSIONS in page else 0.0

@@ -37,6 +37,7 @@ LOADS_RUNNING, LOADS_WAITING, LOADS_USED, LOADS_SLOTS = (
 )
 """What /v1/loads reports of each scheduler, as the client writes it into the page."""
 
+PAGE_USED = f"{PREFIX}kv_used_tokens"
 TOKENS, PAGE_SIZE = f"{PREFIX}max_total_num_tokens", f"{PREFIX}page_size"
 USAGE = (f"{PREFIX}full_token_usage", f"{PREFIX}token_usage")
 """Shares of the pool; the second, since 0.3.6, has two digits."""

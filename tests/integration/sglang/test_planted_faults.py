@@ -17,6 +17,7 @@ pytestmark = pytest.mark.long
 POOL_TOKENS = 8192
 FORGOTTEN_TOKENS = 7
 LEFT = 4
+SEQUENTIAL_REQUESTS = 8
 
 
 def run_on(server: Server) -> Result:
@@ -90,3 +91,16 @@ def test_device_memory_that_runs_out_ends_the_server_and_its_log_says_why(nurser
     assert evidence["requested"] == round(1.96 * 2**30)
     assert evidence["free_on_device"] == round(1.02 * 2**30)
     assert "--chunked-prefill-size" in finding["remedy"]
+
+
+@pytest.mark.parametrize(("lost", "status"), [pytest.param(1, "fault", id="lost"), pytest.param(0, "ok", id="kept")])
+def test_state_slots_lost_with_each_request_are_a_fault(nursery: Nursery, lost: int, status: str) -> None:
+    """No token is lost: the slots of recurrent states are a pool of their own, which the page alone shows."""
+    env = {"KVDIAG_TEST_PLUGIN": "lose_state_slots", "KVDIAG_TEST_LOST_SLOTS": str(lost)}
+    with nursery.start(f"slots-{lost}", "--max-total-tokens", "32768", env=env) as server:
+        result = run_on(server)
+    assert result.step("single_request")["status"] == status, result.not_ok
+    finding = result.finding("leak.kv_blocks")
+    evidence = {one["name"]: one["value"] for one in finding["evidence"]}
+    assert (finding["status"], evidence["blocks_at_last_idle"]) == (status, 0), result.not_ok
+    assert (evidence.get("state_slots_at_last_idle", 0) >= SEQUENTIAL_REQUESTS) is bool(lost)

@@ -1,8 +1,9 @@
 from dataclasses import replace
 from functools import partial
 
-from kvdiag.diagnosis.steps import SINGLE_REQUEST
-from kvdiag.model import MeasuredFigures, StepFigures, StepResult, Timeline
+from kvdiag.diagnosis.steps import BASELINE, SINGLE_REQUEST
+from kvdiag.diagnosis.timeline_queries import is_idle
+from kvdiag.model import MeasuredFigures, Sample, StepFigures, StepResult, Timeline
 from tests.builders.answers import ANY_TEXT
 from tests.builders.runs import run, step_result
 from tests.builders.soak_timeline import Seen, soak
@@ -32,6 +33,33 @@ def test_blocks_that_stay_behind_are_a_fault() -> None:
     """Four blocks kept by each of seven requests are counted."""
     actual = result(World(leaked_blocks_per_request=4))
     assert ("fault", 28) == (actual.status, actual.measured.blocks_kept)
+
+
+def with_slots(timeline: Timeline, kept_each: int, before: int = 0) -> Timeline:
+    """The timeline of a hybrid model, each of whose requests left so many state slots in use, by idle samples alone."""
+    ends = [mark.at_seconds for mark in timeline.marks if mark.phase == "release" and mark.step == "single_request"]
+
+    def slots(sample: Sample) -> int | None:
+        kept = sum(end <= sample.at_seconds for end in ends) * kept_each
+        return before + kept if is_idle(sample) else None
+
+    samples = (
+        replace(one, engines=tuple(replace(each, state_slots_used=slots(one)) for each in one.engines))
+        if one.engines
+        else one
+        for one in timeline.samples
+    )
+    return replace(timeline, samples=tuple(samples))
+
+
+def test_state_slots_that_stay_behind_are_a_fault() -> None:
+    """Two slots of each request stay in use, and all blocks are released; those before it are the baseline's."""
+    timeline = run(World())
+    for kept_each, before, status, at_start in ((2, 0, "fault", "ok"), (0, 3, "ok", "fault"), (0, 0, "ok", "ok")):
+        slots = with_slots(timeline, kept_each, before)
+        actual = result(World(), slots)
+        assert (status, 0) == (actual.status, actual.measured.blocks_kept)
+        assert at_start == step_result(BASELINE, World(), slots).status
 
 
 def test_device_memory_that_grows_is_a_fault_and_not_where_a_soak_saw_it_stop() -> None:

@@ -71,6 +71,13 @@ def test_state_slots_are_counted_once_the_page_must_have_been_renewed() -> None:
     assert read(load(at_seconds=32.5, running=1), load(), page).state_slots_used is None
 
 
+def test_state_slots_are_counted_at_once_where_the_page_shows_no_token_in_use() -> None:
+    """Each prefill writes its tokens there, so that such a page was renewed after the last request."""
+    renewed, stale = (parse_page(f"sglang:mamba_used_tokens 2\nsglang:kv_used_tokens {used}\n") for used in (0, 101))
+    assert [2, None] == [read(load(), page=page).state_slots_used for page in (renewed, stale)]
+    assert read(load(used_tokens=101), page=renewed).state_slots_used is None
+
+
 def test_empty_pool_is_idle_at_once() -> None:
     """Where nothing runs and no token is in use there is nothing to wait for."""
     assert read(load()).idle is True
