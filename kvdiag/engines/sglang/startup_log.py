@@ -40,7 +40,7 @@ _INTERESTING = re.compile(r"GB|mem|tokens|server_args|sglang|dtype|--[a-z]")
 _LIBRARIES_BYTES = GIB // 4
 # models/llama_eagle3.py, deepseek_nextn.py, qwen3_next_mtp.py …: a drafter's weights are printed as the model's are.
 _DRAFTER = re.compile(r"\btype=\w{0,60}?(?:Eagle|NextN|MTP)")
-_DATA_RANK, _STAGE = re.compile(r"\bDP(\d{1,4})\b"), re.compile(r"\bPP(\d{1,4})\b")
+_DATA_RANK, _STAGE, _TENSOR_RANK = (re.compile(rf"\b{name}(\d{{1,4}})\b") for name in ("DP", "PP", "TP"))
 
 
 def _pattern(wording: str) -> re.Pattern[str]:
@@ -213,6 +213,9 @@ def _report(start: _Start) -> EngineReport:
     compared = [named[name] for name in engines[engine]]
     if any(rank.has_drafter or len(rank.weights) > 1 or _drafters(rank) for rank in compared):
         notes.append("the log has a drafter's weights and pool, too: they are not compared")
+    if settings.tensor_parallel is None and (parts := _tensor_parallel(named)) > 1:
+        settings = replace(settings, tensor_parallel=parts)
+        notes.append(f"{parts} tensor-parallel ranks by the prefixes of the log's lines; pass --tp if there are more")
     page, held = settings.block_size_tokens, tokens[engine]
     return EngineReport(
         settings=replace(
@@ -224,6 +227,14 @@ def _report(start: _Start) -> EngineReport:
         state_slots=min((named[name].state_slots or 0 for name in engines[engine]), default=0) or None,
         notes=tuple(notes),
     )
+
+
+def _tensor_parallel(names: Iterable[str]) -> int:
+    """Ranks that share the model, by their names; 1 where data-parallel groups, which share it otherwise, have some."""
+    names = list(names)
+    if any(_DATA_RANK.search(name) for name in names):
+        return 1
+    return max((int(found[1]) + 1 for name in names if (found := _TENSOR_RANK.search(name))), default=1)
 
 
 def _tokens(ranks: Iterable[_Rank]) -> int | None:
