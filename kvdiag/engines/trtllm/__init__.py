@@ -1,6 +1,7 @@
 """TensorRT-LLM: trtllm-serve from 1.1, and Triton's tensorrtllm_backend."""
 
 import asyncio
+import contextlib
 import re
 from dataclasses import replace
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from kvdiag.engines.metrics_reader import parse_version
 from kvdiag.engines.openai_client import OpenAIClient, completion_body
 from kvdiag.engines.trtllm import metrics, startup_log
 from kvdiag.model import Capabilities
+from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page, Series
 
 STILL_SECONDS = 1.0
@@ -17,10 +19,15 @@ STILL_SECONDS = 1.0
 
 
 def capabilities(page: Page) -> Capabilities:
-    """What its metrics show: nothing of the pool without iteration statistics, and all of it late."""
+    """What its metrics show: nothing of the pool without iteration statistics, and all of it late.
+
+    A request takes a block for each `tokens_per_block` of its tokens: windows keep all of them by default
+    (max_attention_window), and KVCacheManagerV2 counts states as blocks, too, one or two a request
+    (pyexecutor/kv_cache/kv_cache_manager_v2.py::get_kv_cache_stats adds up the pools of all kinds of layers).
+    """
     usage = any(name in page for name in (*metrics.NEEDED_NAMES["KV usage"], metrics.TRITON_BLOCKS))
     blocks = metrics.MAX_BLOCKS in page or metrics.TRITON_BLOCKS in page
-    return Capabilities(usage=usage, blocks=blocks, on_completion=True)
+    return Capabilities(usage=usage, blocks=blocks, on_completion=True, linear=True)
 
 
 class TrtllmClient(OpenAIClient):
@@ -36,6 +43,14 @@ class TrtllmClient(OpenAIClient):
     _values: tuple[float, ...] | None = None
     _moved_seconds: float | None = None
     _since_seconds = 0.0
+
+    async def identify(self) -> Identity:
+        """As `EngineClient.identify`; only the metrics endpoint has the longest request."""
+        identity = await super().identify()
+        with contextlib.suppress(Unreadable):
+            if identity.max_model_len_tokens is None:
+                return replace(identity, max_model_len_tokens=metrics.longest_tokens(await super().page()))
+        return identity
 
     async def page(self, names: tuple[str, ...] = ()) -> Page:
         """As `OpenAIClient.page`, with a series of whether the figures stand still, once that is known."""

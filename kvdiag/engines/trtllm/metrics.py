@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from kvdiag.engines import metrics_reader
 from kvdiag.engines.engine import SOURCE, EngineReading
 from kvdiag.engines.metrics_reader import CHECK, MAX_GAPS, Figures
-from kvdiag.model import Engine, Gap, KvPool
+from kvdiag.model import MAX_COUNT, Engine, Gap, KvPool
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page, Series
 
@@ -48,6 +48,18 @@ TURN_ON = (
     "start the server with return_perf_metrics: true and enable_iter_perf_stats: true in its --extra_llm_api_options"
 )
 FIRST_REQUEST = "the gauges appear when the first request has ended: send one request"
+
+
+MAX_DIGITS = 18
+MODEL, LONGEST = "trtllm_model_config_info", "max_model_len"
+
+
+def longest_tokens(page: Page) -> int | None:
+    """The tokens of the longest request, a label of the model's settings; `None` where they were not given."""
+    found = [line.labels.get(LONGEST, "") for line in page.get(MODEL, ())]
+    known = {int(text) for text in found if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS}
+    longest = max(known, default=0)
+    return longest if 0 < longest <= MAX_COUNT else None
 
 
 def meanings() -> dict[str, Meaning]:

@@ -1,11 +1,14 @@
 """TensorRT-LLM's metrics, of trtllm-serve and of Triton, to an engine and its pool."""
 
+import json
+
 import pytest
 
+from kvdiag.diagnosis.blocks.expected import ExpectedBlocks, blocks_needed
 from kvdiag.engines.engine import SOURCE
 from kvdiag.engines.trtllm import ENGINE, TRITON
-from kvdiag.engines.trtllm.metrics import STILL, parse_engines, parse_pools
-from kvdiag.model import Engine, Gap, KvPool
+from kvdiag.engines.trtllm.metrics import STILL, longest_tokens, parse_engines, parse_pools
+from kvdiag.model import Engine, Facts, Gap, KvPool
 from kvdiag.sources.prometheus_text import Series
 from tests.builders.answers import containing
 from tests.builders.metrics_pages import parse_page
@@ -107,3 +110,38 @@ def test_a_page_of_another_engine_names_both_settings() -> None:
     engines, gaps = parse_engines(parse_page("up 1\n"))
     assert engines is None
     assert (Gap(SOURCE, "absent", containing("return_perf_metrics", "enable_iter_perf_stats")),) == gaps
+
+
+@pytest.mark.parametrize(("label", "longest"), [("8192", 8192), ("None", None), ("0", None), ("9" * 40, None)])
+def test_the_longest_request_is_a_label(label: str, longest: int | None) -> None:
+    """trtllm-serve's /v1/models has no length; its settings are the labels of a gauge."""
+    page = parse_page(f'trtllm_model_config_info{{model="m",max_model_len="{label}"}} 1\n')
+    assert longest == longest_tokens(page)
+
+
+def test_windows_keep_every_token() -> None:
+    """Where vLLM would return the blocks below a window, they stay, unless max_attention_window is set."""
+    page = scrape("trtllm-1.3-written")
+    windowed = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "vocab_size": 1024,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+    }
+    pools, _ = parse_pools(page, None, ())
+    facts = Facts(
+        engine_name="trtllm",
+        model_config=json.dumps(windowed),
+        max_model_len_tokens=8192,
+        pools=pools,
+        capabilities=ENGINE.capabilities(page),
+    )
+    blocks = -(-4096 // pools[0].block_tokens)
+    assert ExpectedBlocks(least_blocks=blocks, most_blocks=blocks) == blocks_needed([4096], facts)
