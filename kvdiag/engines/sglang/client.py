@@ -176,10 +176,11 @@ def with_loads(page: Page, ranks: tuple[Rank, ...], earlier: Mapping[int, Rank])
     still |= {label for one in ranks if one.is_empty and PAGE_USED in page and (label := str(one.rank)) not in used}
     found[STATES] = [line for line in page.get(STATES, ()) if engine_label(line) in still]
     # The metrics count open sessions as late as everything else: until then no series shows whose tokens these are.
-    least_seconds = IDLE_LATE_SECONDS if SESSIONS in page else 0.0
+    opened = {engine_label(line) for line in page.get(SESSIONS, ()) if line.value}
     for rank in ranks:
         labels = {"dp_rank": str(rank.rank)}
         running = rank.running or (1 if rank.uncached_tokens and not rank.waiting else 0)
+        least_seconds = IDLE_LATE_SECONDS if SESSIONS in page and str(rank.rank) not in opened else 0.0
         if running or rank.waiting or rank.idle_since(earlier.get(rank.rank), least_seconds):
             found[LOADS_RUNNING].append(Series(labels, float(running)))
         found[LOADS_WAITING].append(Series(labels, float(rank.waiting)))

@@ -63,6 +63,13 @@ def test_tokens_of_open_sessions_are_idle_late() -> None:
     assert read(load(used_tokens=42, at_seconds=32.5), load(used_tokens=42), page).idle is True
 
 
+def test_tokens_of_sessions_that_the_page_shows_are_idle_at_once() -> None:
+    """Whose tokens these may be is known then: a run with sessions open is judged by what it adds."""
+    page = parse_page('sglang:num_streaming_sessions{dp_rank="0"} 1\n')
+    engine = read(load(used_tokens=42, at_seconds=2.0), load(used_tokens=42), page)
+    assert (engine.idle, engine.open_sessions) == (True, 1)
+
+
 def test_state_slots_are_counted_once_the_page_must_have_been_renewed() -> None:
     """No snapshot has them, and the page of an idle scheduler is half a minute late."""
     page = parse_page("sglang:mamba_used_tokens 2\n")
