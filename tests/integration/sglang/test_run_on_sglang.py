@@ -182,6 +182,28 @@ def test_data_parallel_pools_add_up(nursery: Nursery) -> None:
         assert leak(looked_at(two)).status == "ok"
 
 
+def test_a_run_beside_a_session_counts_what_it_adds(nursery: Nursery) -> None:
+    """Tokens of a client's session in one of two data-parallel ranks stay as they are, and the steps are exact."""
+    options = ("--max-total-tokens", str(POOL_TOKENS), "--dp-size", "2", "--enable-streaming-session")
+    with nursery.start("session", *options) as two:
+        session = two.post("/open_session", capacity_of_str_len=1000, streaming=True)
+        two.post(
+            "/generate",
+            input_ids=list(range(300, 400)),
+            sampling_params={"max_new_tokens": 20, "ignore_eos": True},
+            session_params={"id": session},
+        )
+        assert eventually(lambda: two.used_tokens() > 0)
+        held = two.used_tokens()
+        result = kvdiag("run", "--url", two.url, "--output", "json")
+    assert_exact(result, 1)
+    finding = result.finding("leak.kv_blocks")
+    evidence = {one["name"]: one["value"] for one in finding["evidence"]}
+    assert (finding["status"], evidence["blocks_at_first_idle"], evidence["blocks_at_last_idle"]) == (
+        "unknown", held, held,
+    )  # fmt: skip
+
+
 def test_tensor_parallel_ranks_are_one_pool(nursery: Nursery, agent: dict[str, str]) -> None:
     """Two tensor-parallel ranks that both report their metrics are one engine; each has the agent, with its rank."""
     with nursery.start(
