@@ -8,7 +8,7 @@ have its part. Results that several rules ask for are kept with the timeline (`T
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -406,5 +406,5 @@ def awake_since(timeline: Timeline) -> float | None:
 
 def gap_reason(timeline: Timeline, facts: Facts, source: str) -> str | None:
     """Why a source reported nothing, from the newest of its gaps."""
-    newest_first = chain((sample.gaps for sample in reversed(timeline.samples)), (facts.gaps,))
-    return next((gap.reason for gaps in newest_first for gap in gaps if gap.source == source), None)
+    of_samples = timeline.once("gaps", lambda: [sample.gaps for sample in reversed(timeline.samples) if sample.gaps])
+    return next((gap.reason for gaps in (*of_samples, facts.gaps) for gap in gaps if gap.source == source), None)

@@ -61,6 +61,8 @@ def sensitivities(
     error of no correlation.
     """
     rises = [later - earlier for earlier, later in pairwise(values)]
+    if not any(rises):
+        return (0.0,) * len(columns)
     others = [[later - earlier for earlier, later in pairwise(column)] for column in columns]
     least = max(least_correlation, 2.0 / math.sqrt(max(len(rises), 1)))
     found = [0.0] * len(others)

@@ -40,6 +40,8 @@ def deviation(values: Sequence[float]) -> float:
 
 def theil_sen(values: Sequence[float]) -> float:
     """The median slope over all pairs, per step: up to 29 % of the values may be outliers (Sen 1968)."""
+    if values and min(values) == max(values):
+        return 0.0
     return median(
         [
             (later - earlier) / (second - first)

@@ -45,8 +45,11 @@ class Minutes:
         def cells(values: Sequence[float]) -> list[Sequence[float]]:
             return [values[lower:upper] for lower, upper in ends]
 
-        every = cells(series.sizes_bytes[start:])
-        load = None if series.load is None else [_mean(cell) if cell else None for cell in cells(series.load[start:])]
+        sizes = series.sizes_bytes[start:]
+        every = cells(sizes)
+        # What stays the same follows no load.
+        loads = series.load if min(sizes) < max(sizes) else None
+        load = None if loads is None else [_mean(cell) if cell else None for cell in cells(loads[start:])]
         gaps = [later - earlier for earlier, later in pairwise(times)]
         return cls(
             medians=[_middle(cell) if cell else None for cell in every],

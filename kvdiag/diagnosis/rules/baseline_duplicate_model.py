@@ -8,7 +8,6 @@ step, and stays there.
 """
 
 from collections.abc import Iterable
-from itertools import islice
 
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions import memory_won_back
@@ -151,8 +150,15 @@ def _least_with_server(timeline: Timeline, uuid: str, facts: Facts) -> Device | 
     """The first or the newest sample of a device that lists the server, whichever has fewer of its bytes."""
 
     def first(samples: Iterable[Sample]) -> list[Device]:
-        same = (device for sample in samples for device in sample.devices or () if device.uuid == uuid)
-        return list(islice((one for one in same if server_bytes(one, facts.server_pids) is not None), 1))
+        devices: tuple[Device, ...] | None = None
+        for sample in samples:
+            if sample.devices is devices:
+                continue
+            devices = sample.devices
+            for device in devices or ():
+                if device.uuid == uuid and server_bytes(device, facts.server_pids) is not None:
+                    return [device]
+        return []
 
     both = (*first(timeline.samples), *first(reversed(timeline.samples)))
     return min(both, key=lambda one: server_bytes(one, facts.server_pids) or 0, default=None)

@@ -35,7 +35,8 @@ class Column:
 
     def between(self, least: float, most: float) -> tuple[Column, int]:
         """The samples with possible values, and how many have impossible ones."""
-        if not self.values or (least <= min(self.values) and max(self.values) <= most):
+        every = self.values.tolist()
+        if not every or (least <= min(every) and max(every) <= most):
             return self, 0
         possible = [least <= value <= most for value in self.values]
         times, values = (array("d", compress(numbers, possible)) for numbers in (self.times, self.values))
