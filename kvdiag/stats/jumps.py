@@ -28,27 +28,38 @@ def is_step(values: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levelled:
-    """A series without its jumps, and how many of them went up and down."""
+    """A series without its jumps, and these: the place of the first value after each, and its height."""
 
     values: tuple[float, ...]
-    ups: int
-    downs: int
+    jumps: tuple[tuple[int, float], ...]
+
+    @property
+    def ups(self) -> int:
+        """How many of them went up."""
+        return sum(height > 0.0 for _, height in self.jumps)
+
+    @property
+    def downs(self) -> int:
+        """How many of them went down."""
+        return sum(height < 0.0 for _, height in self.jumps)
 
 
 def without_jumps(values: Sequence[float], deviations: float, least: float) -> Levelled:
     """The series without its jumps: steps of more than so many deviations of its steps, and more than `least`."""
     rises = [later - earlier for earlier, later in pairwise(values)]
     if not rises:
-        return Levelled(values=tuple(values), ups=0, downs=0)
+        return Levelled(values=tuple(values), jumps=())
     usual, bound = median(rises), max(deviations * deviation(rises), least)
     jumps = [rise - usual if abs(rise - usual) > bound else 0.0 for rise in rises]
     smooth = [rise - jump for rise, jump in zip(rises, jumps, strict=True)]
-    # Consecutive steps in one direction are one jump.
-    return Levelled(
-        values=tuple(accumulate(smooth, initial=values[0])),
-        ups=sum(jump > 0.0 >= before for before, jump in pairwise([0.0, *jumps])),
-        downs=sum(jump < 0.0 and before >= 0.0 for before, jump in pairwise([0.0, *jumps])),
-    )
+    found = list[tuple[int, float]]()
+    for place, (before, jump) in enumerate(pairwise([0.0, *jumps]), 1):
+        # Consecutive steps in one direction are one jump.
+        if before * jump > 0.0:
+            found[-1] = place, found[-1][1] + jump
+        elif jump:
+            found.append((place, jump))
+    return Levelled(values=tuple(accumulate(smooth, initial=values[0])), jumps=tuple(found))
 
 
 def sensitivities(

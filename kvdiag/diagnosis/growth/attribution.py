@@ -110,6 +110,23 @@ class _DeviceMemory:
         summary = f"{judged.summary}; {which}"
         return replace(judged, summary=summary, evidence=(*judged.evidence, *shown))
 
+    def confirmed(self, live: Decisive, outside: Decisive) -> tuple[Decisive, Decisive]:
+        """Torch's growth and that outside it: the suspect of the two is a fault where the server's growth is one.
+
+        The server's bytes on the device are their sum, with less noise than either; what does not grow has no part.
+        """
+        whole = self.decisive(self.whole)
+        if whole is None or whole[1].status != "fault":
+            return live, outside
+
+        def sure(one: Decisive, other: Decisive) -> Decisive:
+            is_it = one[1].status == "suspect" and not other[1].grows
+            mostly = one[1].bytes_per_second >= self._limits.part_ratio * whole[1].bytes_per_second
+            same = one[0].device_uuid in ("", whole[0].device_uuid)
+            return (one[0], replace(one[1], status="fault", reason="grows")) if is_it and mostly and same else one
+
+        return sure(live, outside), sure(outside, live)
+
     def _room_bytes(self, owner: MemoryOwner) -> int | None:
         """What is free on an owner's device, as newest read by NVML here or inside a process."""
         for sample in reversed(self._timeline.samples):
@@ -134,6 +151,8 @@ def torch_growth(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Find
         shown = memory.excluded("reserved_growth_per_hour", Part.TORCH_RESERVED, found[0])
         return memory.finding(verdict, found, part, shown)
 
+    if outside is not None:
+        live, outside = memory.confirmed(live, outside)
     torch = memory.among_ranks(judged(TORCH, live, Part.TORCH_LIVE), live, Part.TORCH_LIVE)
     if outside is not None and set(memory.assessed(Part.OUTSIDE_TORCH)) >= set(memory.assessed(Part.TORCH_LIVE)):
         return torch, judged(NON_TORCH, outside, Part.OUTSIDE_TORCH)

@@ -19,6 +19,9 @@ In this order, since each gate needs what the one before established:
               came near to (else `drift`). Growth in steps: so many up and none down.                   else `few steps`
 10. again     The window grew as well when it ended a sixth and a third of its length ago.              else `recent`
 
+Growth in steps up that continue is counted instead (`step_growth`): from three on their number decides, after gates
+1 to 3 and 6, since a few steps are never even, and each of them has confirmed the one before.
+
 Where no window is a fault, the same gates judge the memory over the work done (tokens) in place of the time: a leak of
 requests rises with them, by day and hardly by night, so that it is even over work and neither ends nor drifts there.
 
@@ -73,10 +76,7 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
         windows += work.windows(fitting, limits)
     if any(one.grows for one in windows) and slowing(minutes, limits):
         windows = tuple(
-            replace(one, status="unknown", reason="slowing")
-            if one.grows and one.window_hours < limits.slowing_hours and not one.over_work
-            else one
-            for one in windows
+            replace(one, status="unknown", reason="slowing") if _is_doubted(one, limits) else one for one in windows
         )
     if not still and not any(one.status == "fault" for one in windows):
         # That a history slows down is known later, and doubts what it showed before.
@@ -152,6 +152,11 @@ class _Work:
         middle = bisect_left(self.times, (self.times[first] + self.times[last]) / 2.0)
         clock = self.clock
         return clock[last] - clock[middle] >= limits.steady_work_ratio * (clock[middle] - clock[first])
+
+
+def _is_doubted(one: GrowthEvidence, limits: GrowthLimits) -> bool:
+    """Whether growth may be a warm-up if the history slows down: over time, short, and not of steps that continue."""
+    return one.grows and one.window_hours < limits.slowing_hours and not (one.over_work or one.by_count)
 
 
 def _slows(one: GrowthEvidence, minutes: Minutes, limits: GrowthLimits) -> bool:

@@ -61,7 +61,8 @@ class GrowthEvidence:
     `since_seconds` is when the longest window that is as sure of the growth as any began. `over_work`: the window was
     judged over the work done in it, and its rates are means over its time. `keeps_up`: its later half climbs faster
     than the slowest warm-up would. `p_steps` is the probability of its steps where levels move either way.
-    `age_seconds` is how long ago it ended, of growth that is held.
+    `by_count`: their number alone decided. `age_seconds` is how long
+    ago it ended, of growth that is held.
     """
 
     status: GrowthStatus
@@ -85,6 +86,7 @@ class GrowthEvidence:
     keeps_up: bool = True
     p_steps: float = 1.0
     age_seconds: float = 0.0
+    by_count: bool = False
 
     @property
     def grows(self) -> bool:

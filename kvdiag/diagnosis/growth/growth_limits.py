@@ -31,6 +31,9 @@ class GrowthLimits:
     bin_readings: float = 2.0
     """Scrape intervals in a bin: of bins of a minute, scraped each 60 s, some stay empty."""
 
+    late_ratio: float = 0.25
+    """Share of a minute by which the samples of a bin may come late: scrapes of a minute are 61 s apart."""
+
     dense_seconds: float = 35.0
     """Time between samples up to which a bin of a minute has two."""
 
@@ -52,6 +55,9 @@ class GrowthLimits:
 
     floor_ratio: float = 0.375
     """Rise of the lowest samples over the claimed gain: half of the rise between the medians of two quarters."""
+
+    raw_floor_ratio: float = 0.5
+    """The same where falls were taken out of the window, of which the claim knows nothing."""
 
     largest_quarter_ratio: float = 0.75
     """Share of the rise that may come between two quarters of a window: more is one event."""
@@ -106,6 +112,23 @@ class GrowthLimits:
     """p-values of so many steps within the time, all of them up: two in an hour are suspect and four a fault; of a day,
     in which as many may come anyway, five and ten."""
 
+    counted_steps_p: float = 0.005
+    """The same for a suspect of uneven growth: three adapters of a day are none."""
+
+    large_step_bytes: int = 128 * MIB
+    large_steps_per_hour: float = 1.0 / 6.0
+    """Size from which levels of healthy servers move more rarely, and how often: two of malloc's arenas at once."""
+
+    counted_steps: int = 3
+    largest_step_ratio: float = 0.5
+    """Steps from which their number decides, and the largest share of one: two may be adapters that were loaded."""
+
+    step_patience: float = 3.0
+    """Mean intervals after the last step from which they have ended: of steps by chance one in twenty waits so long."""
+
+    record_ratio: float = 0.05
+    """Rise of the highest load so far from which a step at that time may be a high-water mark."""
+
     jump_deviations: float = 6.0
     jump_min_bytes: int = 24 * MIB
     """Deviations of a series' own differences, and least size, of a step: allocators round to 2 and 20 MiB."""
@@ -154,6 +177,9 @@ class GrowthLimits:
 
     visible_errors: float = 4.0
     """Standard errors of a slope that are the detection limit: four of five leaks of that rate are detected."""
+
+    part_ratio: float = 0.5
+    """Rate of a part of the server's memory over that of the whole from which it is the part that grows."""
 
     burst_hours: float = 1.0 / 3.0
     burst_gain_bytes: float = 1e9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, median
@@ -18,6 +19,7 @@ from kvdiag.diagnosis.growth.growth_evidence import (
     Series,
 )
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
+from kvdiag.diagnosis.growth.step_growth import continues, p_steps, records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,8 @@ class Minutes:
         """The window of so many minutes that ends now, confirmed by those that ended before; `None` if too sparse."""
         # Bins of two samples at least: a scrape comes late now and then, and a bin without any is a hole.
         sparse = self.spacing_seconds > limits.dense_seconds
-        spaced = math.ceil(limits.bin_readings * self.spacing_seconds / MINUTE_SECONDS) if sparse else 1
+        scrapes = limits.bin_readings * self.spacing_seconds / MINUTE_SECONDS
+        spaced = math.ceil(scrapes - limits.late_ratio) if sparse else 1
         size = max(-(-length // limits.bins), spaced)
         length -= length % size
         found: list[GrowthEvidence] = []
@@ -118,14 +121,18 @@ class Minutes:
             if one is None or (found and end < limits.confirming_filled_ratio * length):
                 break
             found.append(one)
-            if not one.grows:
+            if not one.grows or one.by_count:
                 break
         if not found or not found[0].grows:
             return found[0] if found else None
+        if found[0].by_count:
+            return found[0]
         agreed = [one.status for one in found if one.grows]
         if len(agreed) < limits.suspect_windows:
             return replace(found[0], status="unknown", reason="recent")
         certain = agreed.count("fault") >= limits.fault_windows and len(agreed) == len(limits.confirming_ratios)
+        if certain and self._may_be_garbage(found[0], limits):
+            return replace(found[0], status="suspect", reason="no past")
         return replace(found[0], status="fault" if certain else "suspect")
 
     def _window(self, start: int, end: int, size: int, limits: GrowthLimits) -> GrowthEvidence | None:
@@ -145,7 +152,9 @@ class Minutes:
         lows = None
         if not removed:
             lows = stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio)
-        return replace(self._gated(level, lows or level, past, size, limits), load_removed=removed)
+        high_water = records(None if self.load is None else self.load[:end], start, size, limits)
+        evidence = self._gated(level, lows or level, past, high_water, size, limits)
+        return replace(evidence, load_removed=removed)
 
     def _at_equal_load(
         self, start: int, end: int, size: int, limits: GrowthLimits
@@ -169,9 +178,18 @@ class Minutes:
         return medians, any(follows)
 
     def _gated(
-        self, level: Sequence[float], lows: Sequence[float], past: Sequence[float], size: int, limits: GrowthLimits
+        self,
+        level: Sequence[float],
+        lows: Sequence[float],
+        past: Sequence[float],
+        high_water: AbstractSet[int],
+        size: int,
+        limits: GrowthLimits,
     ) -> GrowthEvidence:
-        """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin."""
+        """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin.
+
+        `high_water` are those with the highest load so far.
+        """
         count = len(level)
         hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
         jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_min_bytes)
@@ -212,43 +230,61 @@ class Minutes:
         claim = max(gain, risen)
         if claim < max(limits.min_gain_bytes, limits.min_bytes_per_hour * hours):
             return evidence
-        if floor_gain < limits.floor_ratio * claim:
+        # Without its falls a sawtooth only climbs: there the floor has to show more.
+        if floor_gain < (limits.floor_ratio if smooth is level else limits.raw_floor_ratio) * claim:
             return replace(evidence, reason="returns")
-        if stats.is_step(level) or max(rises) > limits.largest_quarter_ratio * risen:
-            return replace(evidence, reason="event")
-        if later < limits.later_ratio * earlier or rises[-1] < limits.last_quarter_ratio * risen:
-            return replace(evidence, reason="ended")
         long_past = len(past) * size >= max(limits.compared_windows * count * size, limits.compared_minutes)
-        if long_past and quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen:
+        recurring = long_past and (
+            quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen
+        )
+        heights = sum(height for _, height in jumps.jumps)
+        in_steps = bool(jumps.ups and not jumps.downs) and (
+            stats.theil_sen(jumps.values) < limits.steps_ratio * rate or heights >= limits.steps_ratio * claim
+        )
+        much = claim >= limits.certain_gain_bytes
+        if in_steps:
+            evidence = replace(
+                evidence, p_steps=p_steps(jumps, past, frozenset() if much else high_water, size, limits)
+            )
+        counted = in_steps and not recurring and evidence.p_steps < limits.counted_steps_p and continues(jumps, limits)
+        if counted and (much or evidence.p_steps < limits.certain_steps_p):
+            return replace(evidence, status="fault", reason="grows", by_count=True)
+        by_count = replace(evidence, status="suspect", reason="grows", by_count=True) if counted else None
+        if stats.is_step(level) or max(rises) > limits.largest_quarter_ratio * risen:
+            return by_count or replace(evidence, reason="event")
+        if later < limits.later_ratio * earlier or rises[-1] < limits.last_quarter_ratio * risen:
+            return by_count or replace(evidence, reason="ended")
+        if recurring:
             return replace(evidence, reason="recurring")
         tails = (stats.drift_tail(smooth, pieces) for pieces in limits.drift_pieces)
         p_drift = min((tail for tail in tails if tail is not None), default=1.0)
         evidence = replace(evidence, status="unknown", p_drift=p_drift)
         if evidence.strength < limits.suspect_strength:
-            return replace(evidence, reason="weak")
+            return by_count or replace(evidence, reason="weak")
         if min(rises) <= 0.0:
-            return replace(evidence, reason="uneven")
-        in_steps = bool(jumps.ups and not jumps.downs) and stats.theil_sen(jumps.values) < limits.steps_ratio * rate
-        return self._significance(evidence, limits, in_steps=in_steps, long_past=long_past)
+            return by_count or replace(evidence, reason="uneven")
+        return _by_drift(evidence, limits, in_steps=in_steps)
 
-    def _significance(
-        self, evidence: GrowthEvidence, limits: GrowthLimits, *, in_steps: bool, long_past: bool
-    ) -> GrowthEvidence:
-        """Gate 9, and how sure growth that passed it is: by its steps or by its drift."""
-        beyond = evidence.beyond_past or 0.0
-        # Growth that came in steps is as sure as their number makes it, or as they were even.
-        p_steps = _p_steps(evidence, limits) if in_steps else 1.0
-        evidence = replace(evidence, p_steps=p_steps)
-        if evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past and p_steps >= limits.steps_p:
-            return replace(evidence, reason="few steps" if in_steps else "drift")
-        certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
-        certain = certain or p_steps < limits.certain_steps_p or evidence.gain_bytes >= limits.certain_gain_bytes
-        certain = certain and evidence.strength >= limits.fault_strength
-        steady = evidence.keeps_up and evidence.gain_bytes >= limits.steady_bytes
-        garbage = self.collected and evidence.gain_bytes < limits.collected_bytes and not steady
-        if certain and garbage and not long_past and evidence.window_hours < limits.collected_hours:
-            return replace(evidence, status="suspect", reason="no past")
-        return replace(evidence, status="fault" if certain else "suspect", reason="grows")
+    def _may_be_garbage(self, one: GrowthEvidence, limits: GrowthLimits) -> bool:
+        """Whether a collector may return what grew: over a short window without a past, unless much or steady."""
+        length = one.window_hours * MINUTES_PER_HOUR
+        past = len(self.medians) - length
+        if not self.collected or past >= max(limits.compared_windows * length, limits.compared_minutes):
+            return False
+        steady = one.keeps_up and one.gain_bytes >= limits.steady_bytes
+        return not steady and one.gain_bytes < limits.collected_bytes and one.window_hours < limits.collected_hours
+
+
+def _by_drift(evidence: GrowthEvidence, limits: GrowthLimits, *, in_steps: bool) -> GrowthEvidence:
+    """Gate 9, and how sure growth that passed it is: by its drift, its past, its size, or the number of its steps."""
+    beyond = evidence.beyond_past or 0.0
+    few = evidence.p_steps >= limits.steps_p
+    if few and evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past:
+        return replace(evidence, reason="few steps" if in_steps else "drift")
+    certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
+    certain = certain or evidence.p_steps < limits.certain_steps_p or evidence.gain_bytes >= limits.certain_gain_bytes
+    certain = certain and evidence.strength >= limits.fault_strength
+    return replace(evidence, status="fault" if certain else "suspect", reason="grows")
 
 
 def slowing(minutes: Minutes, limits: GrowthLimits) -> bool:
@@ -271,13 +307,6 @@ def _level(minutes: Sequence[float | None], end: int, count: int) -> float | Non
     """The median of so many minutes before an end; `None` where none has a sample."""
     known = [value for value in minutes[max(end - count, 0) : end] if value is not None]
     return median(known) if known else None
-
-
-def _p_steps(evidence: GrowthEvidence, limits: GrowthLimits) -> float:
-    """The p-value of so many steps within the window, all of them up, where healthy levels move either way."""
-    expected, steps = evidence.window_hours * limits.steps_per_hour, evidence.steps_up
-    fewer = sum(math.exp(place * math.log(expected) - expected - math.lgamma(place + 1.0)) for place in range(steps))
-    return max(1.0 - fewer, 0.0) * stats.binomial_tail(steps, steps)
 
 
 def _keeps_up(earlier: float, later: float, error: float, hours: float, limits: GrowthLimits) -> bool:

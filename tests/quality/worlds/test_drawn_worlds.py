@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
+from kvdiag.diagnosis import diagnose
 from kvdiag.model import Status
+from tests.quality.corpus.score import prefix
 from tests.quality.worlds.planted import Right, World
 from tests.quality.worlds.world_tally import Outcome, judged, table, worlds_of
 
@@ -70,3 +72,13 @@ def test_the_table_counts_hits_misses_and_false_faults() -> None:
     assert "1 of 2" == shown["missed and ok overall"]
     assert "1 of 1" == shown["benign with a fault"]
     assert "4" == shown["false faults per 1,000 GPU-hours"]
+
+
+def test_a_part_is_as_sure_as_the_whole_that_grows() -> None:
+    """Outside torch is less clear than the server's bytes on the device, and the only part of them that grows."""
+    one = worlds_of(25)[25]
+    timeline, facts = one.play(25)
+    begin = timeline.samples[0].at_seconds
+    found = diagnose(prefix(timeline, begin + 10.0 * 3600.0), facts).findings
+    assert one.accept == ("leak.device_non_torch",)
+    assert "fault" == next(each.status for each in found if each.id == one.accept[0])

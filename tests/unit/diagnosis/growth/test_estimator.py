@@ -71,6 +71,26 @@ def test_the_shortest_window_that_convinces_gives_the_rate() -> None:
     assert pytest.approx(1000 * MB, rel=0.1) == growth.bytes_per_second * 3600.0
 
 
+def test_four_steps_within_an_hour_are_a_fault() -> None:
+    """Each of them confirms the one before: no earlier window has to, which is too short for as many."""
+    growth = decided(assess(series(lambda hour: 100 * MIB * (4.0 * hour // 1.0), 1.15), LIMITS))
+    assert ("fault", "grows", True) == (growth.status, growth.reason, growth.by_count)
+    stopped = decided(assess(series(lambda hour: 100 * MIB * (8.0 * min(hour, 0.55) // 1.0), 1.15), LIMITS))
+    assert "none" == stopped.status
+
+
+def test_a_sawtooth_without_its_falls_is_no_growth() -> None:
+    """Garbage that is collected after more than a day's floor has risen: the claim is not the floor's rise."""
+    found = assess(series(lambda hour: 700 * MB * (hour % 0.9) + 60 * MB * hour, 4.0), LIMITS)
+    assert {"none"} == {one.status for one in found.windows if one.steps_down}
+
+
+def test_scrapes_that_come_late_still_fill_the_hour() -> None:
+    """Samples 61 s apart are as dense as those of a minute."""
+    growth = decided(assess(series(lambda hour: 500 * MB * hour, 1.4, tick=61.0), LIMITS))
+    assert "fault" == growth.status
+
+
 @pytest.mark.parametrize(
     ("steps", "status"), [(3, "unknown"), (4, "suspect"), (8, "fault")], ids=["three", "four", "eight"]
 )
