@@ -59,7 +59,8 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     whole = not any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in gaps)
     past = tuple(_life(one, limits, whole=whole) for one in ended)
     findings = with_short_lives(findings, (*ended, present), limits)
-    findings = tuple(informed(one, present.facts.engine_name) for one in with_earlier_exits(findings, past, limits))
+    findings = with_earlier_exits(findings, zip(ended, past, strict=True), limits)
+    findings = tuple(informed(one, present.facts.engine_name) for one in findings)
     # Of a server that is down, what was found until its last answer; of the present nothing is healthy then.
     last_worst = present_worst = _status(steps, findings, whole=whole)
     if present_worst == "ok" and _lost(timeline, facts, limits):

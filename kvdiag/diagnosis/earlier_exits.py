@@ -1,33 +1,39 @@
 """Exits of earlier lives of the server, as part of what the present one shows: a restart explains no death.
 
-A single exit may be an operator's restart. From `unexplained_exits` on, the server keeps dying, and where no life has a
-fault or suspect that says why, that is observed and not explained: unknown, with the count, and never healthy.
+A single exit may be an operator's restart, and so is any after which nothing was left to do: who restarts a server on
+purpose takes its traffic away first. From `unexplained_exits` with requests on, the server keeps dying, and where no
+life has a fault or suspect that says why, that is observed and not explained: unknown, with the count, and never
+healthy.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 
 from kvdiag.diagnosis.limits import Limits
+from kvdiag.diagnosis.lives import Lifetime
 from kvdiag.formatting import plural
-from kvdiag.model import Evidence, Finding, Life
+from kvdiag.model import Evidence, Finding, Life, Timeline
 
 ID = "spike.activation"
 
 
-def with_earlier_exits(findings: tuple[Finding, ...], ended: Iterable[Life], limits: Limits) -> tuple[Finding, ...]:
+def with_earlier_exits(
+    findings: tuple[Finding, ...], ended: Iterable[tuple[Lifetime, Life]], limits: Limits
+) -> tuple[Finding, ...]:
     """The findings of the present life, its spike unknown where the server exited too often before it.
 
     Args:
         findings: those of the present life.
-        ended: the lives before it, judged.
+        ended: the lives before it, as they were observed, and judged.
         limits: `unexplained_exits` is how many exits count.
 
     Returns:
         The same findings where there were fewer exits, or one of the lives has a fault or suspect.
     """
     lives = tuple(ended)
-    exited = [life for life in lives if life.end == "exited"]
-    if len(exited) < limits.unexplained_exits or any(life.findings for life in lives):
+    exited = [life for observed, life in lives if life.end == "exited" and not _idle(observed.timeline, limits)]
+    if len(exited) < limits.unexplained_exits or any(life.findings for _, life in lives):
         return findings
     detail = f"; the last time: {exited[-1].end_detail}" if exited[-1].end_detail else ""
     summary = (
@@ -41,3 +47,11 @@ def with_earlier_exits(findings: tuple[Finding, ...], ended: Iterable[Life], lim
         else one
         for one in findings
     )
+
+
+def _idle(timeline: Timeline, limits: Limits) -> bool:
+    """Whether no request was running or waiting at the last answers of a life; not where that is not reported."""
+    answered = (sample for sample in reversed(timeline.samples) if sample.answered)
+    last = list(islice(answered, limits.idle_samples))
+    gauges = [sample.total(name) for sample in last for name in ("requests_running", "requests_waiting")]
+    return len(last) == limits.idle_samples and not any(count is None or count > 0 for count in gauges)

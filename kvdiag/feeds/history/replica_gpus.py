@@ -8,6 +8,7 @@ GPU of unknown size keeps its processes.
 """
 
 import re
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from kvdiag.engines import is_server_title
 from kvdiag.feeds.history.columns import Column, Rows, Values, by_row, readings, rows_of
 from kvdiag.feeds.history.replica_columns import Columns, Fields, Key
 from kvdiag.feeds.history.series_labels import UUID_LABELS, uuid_of
-from kvdiag.model import Allocator, Device, Gap, Memory, Process, cuda_uuid
+from kvdiag.model import Allocator, Device, FailedAllocation, Gap, Memory, Process, cuda_uuid
 
 ROUNDING_BYTES = 4 * 2**20
 """DCGM reports used, free and reserved in whole MiB, so that their sum varies by up to three."""
@@ -32,6 +33,9 @@ PROCESS = "process "
 
 ALLOCATOR = frozenset({"allocated_bytes", "reserved_bytes"})
 """Fields without which nothing is known of an allocator."""
+
+FAILURE = frozenset({"oom_at_seconds", "oom_asked_bytes", "oom_free_bytes"})
+"""Fields of the last failed allocation; the age of the first is computed before rows are made."""
 
 _PID = re.compile(r"(?:^|[\s:=(-])(\d{1,7})\)?$")
 
@@ -147,7 +151,7 @@ def allocators_of(
     columns: Columns, cards: Mapping[str, Device], names: Names, born_ticks: int
 ) -> tuple[dict[float, tuple[Allocator, ...]], list[Gap]]:
     """The allocators at each time that one of them was read."""
-    torch = {key: fields for key, fields in sorted(columns.of("torch").items()) if fields.keys() >= ALLOCATOR}
+    torch = {key: _aged(fields) for key, fields in sorted(columns.of("torch").items()) if fields.keys() >= ALLOCATOR}
     outside = _process_of(torch, columns)
     parts = {
         key: {**fields, **({"process_bytes": outside[key]} if key in outside else {})} for key, fields in torch.items()
@@ -158,6 +162,7 @@ def allocators_of(
         if not figures.keys() >= ALLOCATOR:
             return None
         pid = names.pids[key[1]]
+        counts = {name: round(value) for name, value in figures.items() if name not in FAILURE}
         try:
             return Allocator(
                 device_uuid=cuda_uuid(cards[key[0]].uuid),
@@ -166,7 +171,8 @@ def allocators_of(
                 start_ticks=born_ticks,
                 age_seconds=0.0,
                 title=key[1].removesuffix(f" {pid}") or None,
-                **{name: round(value) for name, value in figures.items()},  # type: ignore[arg-type]
+                failure=_failure(figures),
+                **counts,  # type: ignore[arg-type]
             )
         except ValueError as error:
             problems[str(error)] += 1
@@ -177,6 +183,22 @@ def allocators_of(
         Gap("torch_allocator", "failed", f"{count} impossible samples ({text}); check its exporter")
         for text, count in problems.most_common(1)
     ]
+
+
+def _aged(fields: Fields) -> Fields:
+    """The fields of an allocator with the age of its last failed allocation in place of its time."""
+    if (failed := fields.get("oom_at_seconds")) is None:
+        return fields
+    ages = array("d", (max(at - then, 0.0) for at, then in zip(failed.times, failed.values, strict=True)))
+    return {**fields, "oom_at_seconds": replace(failed, values=ages)}
+
+
+def _failure(figures: Mapping[str, float]) -> FailedAllocation | None:
+    """The last allocation that failed, by kvdiag's own metrics; `None` where none did, or a figure is lost."""
+    if not figures.keys() >= FAILURE:
+        return None
+    age, asked, free = (figures[name] for name in ("oom_at_seconds", "oom_asked_bytes", "oom_free_bytes"))
+    return FailedAllocation(age_seconds=age, asked_bytes=round(asked), free_bytes=round(free))
 
 
 def _process_of(torch: Mapping[tuple[str, ...], Fields], columns: Columns) -> dict[tuple[str, ...], Column]:

@@ -116,13 +116,17 @@ def test_memory_that_an_exit_freed_shows_it(seconds: float) -> None:
     assert ("unknown", "unknown") == (found.present_worst, found.worst)
 
 
-def exits(count: int) -> Diagnosis:
-    """A healthy server after so many exits in which its device memory was freed."""
+def exits(count: int, running: int = 1) -> Diagnosis:
+    """A healthy server after so many exits in which its device memory was freed, with so many requests."""
     parts: list[Sequence[Sample]] = []
     for number in range(count + 1):
         begin = 100.0 + 1000.0 * number
         held = (device(used_bytes=22 * GIB),)
-        parts.append(tuple(replace(one, devices=held) for one in life(begin, 0)))
+        lived = [replace(one, devices=held) for one in life(begin, 0)]
+        if number < count:
+            work = tuple(replace(one, requests_running=running) for one in lived[-1].engines or ())
+            lived[-1] = replace(lived[-1], engines=work)
+        parts.append(lived)
         if number < count:
             freed = (device(used_bytes=GIB),)
             parts.append([replace(one, devices=freed) for one in outage(begin + 20.0)])
@@ -141,6 +145,11 @@ def test_a_server_that_keeps_exiting_is_never_ok() -> None:
     found = exits(3)
     counted = {one.name: one.value for one in finding(found, "spike.activation").evidence}
     assert ("unknown", 3) == (found.worst, counted["earlier_exits"])
+
+
+def test_restarts_of_an_idle_server_are_an_operators() -> None:
+    """Who restarts a server on purpose takes its traffic away first: however often, the whole stays ok."""
+    assert ("ok", ["exited"] * 3) == (exits(3, 0).worst, [one.end for one in exits(3, 0).lives[:3]])
 
 
 @pytest.mark.parametrize(

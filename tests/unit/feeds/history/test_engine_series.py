@@ -1,10 +1,11 @@
 """Other engines' series in a Prometheus: labels that add up, ranks that do not, queues, used tokens as a share."""
 
 from array import array
+from dataclasses import replace
 
 from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import join
-from kvdiag.model import Engine, Facts, Timeline
+from kvdiag.model import Engine, Facts, FailedAllocation, Timeline
 from kvdiag.sources.prometheus_answers import History, Points
 
 TIMES = [30.0, 60.0, 90.0]
@@ -98,3 +99,25 @@ def test_a_front_end_of_dynamo_is_a_server_of_its_own() -> None:
     name = {"__name__": "dynamo_frontend_inflight_requests"}
     found = engines(("", {**name, "model": "a"}, [1.0, 2.0, 0.0]), ("", {**name, "model": "b"}, [0.0, 1.0, 0.0]))
     assert [1, 3, 0] == [one.requests_running for one in found]
+
+
+def test_the_last_failed_allocation_is_read_back() -> None:
+    """Kvdiag's own series say what was asked for, what was free, and when, at the time of each sample."""
+    own = {"gpu": "0", "uuid": "GPU-0", "process": "VLLM::EngineCore 7", "job": "sglang"}
+    history = History()
+    for name, values in (
+        ("kvdiag_torch_allocated_bytes", [8e9] * 3),
+        ("kvdiag_torch_reserved_bytes", [9e9] * 3),
+        ("kvdiag_torch_ooms_total", [0.0, 1.0, 1.0]),
+        ("kvdiag_oom_timestamp_seconds", [55.0, 55.0]),
+        ("kvdiag_oom_asked_bytes", [2e9, 2e9]),
+        ("kvdiag_oom_free_bytes", [1e9, 1e9]),
+    ):
+        key = {"__name__": name, "instance": "a:9743", **own}
+        times = array("d", TIMES[-len(values) :])
+        history.series[tuple(sorted(key.items()))] = Points(times=times, values=array("d", values))
+    (replica,), _ = join([*history.series])
+    timeline, _ = timeline_of(replica, history, TIMES[-1])
+    found = [one.failure for sample in timeline.samples for one in sample.allocators or ()]
+    failed = FailedAllocation(age_seconds=5.0, asked_bytes=2 * 10**9, free_bytes=10**9)
+    assert found == [None, failed, replace(failed, age_seconds=35.0)]
