@@ -1,8 +1,9 @@
 """Host caches with a size limit: growth within the limit is a filling cache, growth beyond it is a leak.
 
 By its shape a filling cache is a leak for hours; only the limit separates them (llama.cpp's prompt cache takes 6 to
-25 hours in reports of 2026). Within a limit that is set, growth is ok; within a program's default, which is assumed, a
-leak is a step less certain; a cache that nothing reports makes it a suspect while it may still fill.
+25 hours in reports of 2026). Within a limit that is set, or a default that no command line changes, growth is ok;
+within a program's default that is only assumed, a leak is a step less certain; a cache that nothing reports makes it a
+suspect while it may still fill.
 """
 
 import json
@@ -46,7 +47,7 @@ def size_limit(who: str, facts: Facts, media: bool | None = None) -> SizeLimit |
 
     A container is called what its pod calls it: the engine says whose caches are in it, in each of its processes.
     `media` is whether the engine's cache of media has been asked. One that is in use has its default limit for certain,
-    unless the command line says otherwise.
+    unless the command line says otherwise; so has one that is always in use, if the command line is known.
     """
     whose = f"{who} {facts.engine_name or ''}" if who.startswith(CONTAINER) else who
     options = [option for option in host_caches() if option.may_be_in(whose)]
@@ -68,7 +69,11 @@ def size_limit(who: str, facts: Facts, media: bool | None = None) -> SizeLimit |
     names = ", ".join(f"{option.name} ({option.flags[0]}, by default)" for option in assumed)
     container = is_container(who)
     most = sum((option.default_bytes or 0) * (option.processes if container else 1) for option in assumed)
-    in_use = bool(media) and all(option.media for option in assumed)
+    # A command line that was read and sets no limit leaves the default; of media, whether there are any decides.
+    if all(option.media for option in assumed):
+        in_use = bool(media)
+    else:
+        in_use = facts.host_caches is not None and not any(option.media for option in assumed)
     host = facts.host_limit_bytes
     return SizeLimit(limit_bytes=most, names=names, reported=in_use, host_bytes=host if in_use else None)
 

@@ -150,13 +150,22 @@ def test_every_cap_names_its_source() -> None:
 
 @pytest.mark.parametrize(
     ("caches", "gb_per_hour", "status", "limit_gib"),
-    [((CACHE,), 1.0, "ok", 4), ((CACHE,), 3.0, "fault", 4), ((), 1.0, "suspect", 8), ((), 5.0, "fault", 8)],
-    ids=["under", "through", "under an assumed one", "through an assumed one"],
+    [
+        ((CACHE,), 1.0, "ok", 4),
+        ((CACHE,), 3.0, "fault", 4),
+        ((), 1.0, "ok", 8),
+        ((), 5.0, "fault", 8),
+        (None, 1.0, "suspect", 8),
+        (None, 5.0, "fault", 8),
+    ],
+    ids=["under", "through", "under the default", "through the default", "under an assumed one", "through it"],
 )
 def test_growth_is_judged_by_the_size_limit(
-    caches: tuple[HostCache, ...], gb_per_hour: float, status: str, limit_gib: int
+    caches: tuple[HostCache, ...] | None, gb_per_hour: float, status: str, limit_gib: int
 ) -> None:
-    """Growth below a configured limit is ok, below an assumed one a suspect; beyond either it is a fault."""
+    """Growth below a configured limit, or a default that nothing changes, is ok, below an assumed one a suspect; beyond
+    any it is a fault.
+    """
     actual = only(judge, growing("llama-server", gb_per_hour), replace(FACTS, host_caches=caches))
 
     assert (status, limit_gib * GIB) == (actual.status, evidence(actual)["cache_size_limit"])
