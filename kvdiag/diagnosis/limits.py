@@ -273,6 +273,12 @@ class Limits:
     beyond_budget_seconds: float = 600.0
     """Time over which bytes beyond a budget must have stayed: a step's activations are released within seconds."""
 
+    long_samples: int = 10
+    long_alone_ratio: float = 0.9
+    long_tokens_ratio: float = 0.4
+    """When a queue is due to the length of requests: samples with a queue, the share in which one request runs and
+    leaves no room for another, and the mean tokens of a request over those of the pool."""
+
     unexplained_exits: int = 2
     """Exits of a server within one history that make it unknown. No source gives a figure: metrics do not separate a
     planned restart from a death, so that one is taken for a restart and two planned ones are unknown as well, which

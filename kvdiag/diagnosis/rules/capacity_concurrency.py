@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from kvdiag.diagnosis.blocks.long_requests import one_fills_the_pool
 from kvdiag.diagnosis.blocks.queue_room import have_room, is_reset, waiting_for_room
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
@@ -82,6 +83,9 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
         if share is not None and share < limits.queue_collapse_ratio:
             summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of normal"
             return (Finding(ID, "fault", summary, evidence),)
+        if one_fills_the_pool(timeline, facts, limits) is not None:
+            reason = f"one request at a time takes the whole pool, and up to {plural(most, 'request')} waited for it"
+            return (Finding(ID, "ok", f"{reason}: see capacity.long_context", evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
     if (stall := stalled(timeline, facts, limits)) is not None and stall.waiting:
         return (stall.finding(ID, f"{stall.requests} although the pool has room"),)

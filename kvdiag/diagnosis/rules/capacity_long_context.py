@@ -1,11 +1,13 @@
 """capacity.long_context: one request's context needs more memory than there is.
 
 Decided in this order: a single request that ran out of memory, a pool smaller than max_model_len, and a request that
-has the whole pool and makes no progress are faults; a long request that completed is ok.
+has the whole pool and makes no progress are faults; a queue behind one request that takes the whole pool by its length
+is suspect; a long request that completed is ok.
 """
 
 from collections.abc import Iterator, Sequence
 
+from kvdiag.diagnosis.blocks.long_requests import LongRequests, one_fills_the_pool
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions import for_context, with_room_for
 from kvdiag.diagnosis.request_failures import holes_in_message, memory_failures, shortage_evidence
@@ -18,7 +20,7 @@ from kvdiag.diagnosis.timeline_queries import (
     under_load,
     whole_load,
 )
-from kvdiag.formatting import format_bytes, format_count, format_duration
+from kvdiag.formatting import format_bytes, format_count, format_duration, format_ratio
 from kvdiag.model import Engine, Evidence, Facts, Finding, KvPool, Sample, Span, Timeline
 
 ID = "capacity.long_context"
@@ -63,6 +65,8 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         return (Finding(ID, "fault", summary, evidence, remedy=remedy, prescription=prescription),)
     if (stuck := _stuck(timeline, facts, limits)) is not None:
         return (stuck,)
+    if (long := one_fills_the_pool(timeline, facts, limits)) is not None:
+        return (_queue_behind(long),)
     worked = [
         span
         for span in timeline.spans(STEP)
@@ -85,6 +89,22 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
         Evidence("capacity", capacity, "tokens", "engine"),
     )
     return (Finding(ID, "ok", f"a request with a prompt of {format_count(tokens)} tokens completed", evidence),)
+
+
+def _queue_behind(long: LongRequests) -> Finding:
+    """The finding of requests of which one at a time takes the pool."""
+    share = long.mean_tokens / long.capacity_tokens
+    evidence = (
+        Evidence("capacity", long.capacity_tokens, "tokens", "engine"),
+        Evidence("mean_request", round(long.mean_tokens), "tokens", "engine"),
+        Evidence("running", 1, "requests", "engine"),
+        Evidence("max_waiting", long.waiting, "requests", "engine"),
+    )
+    requests = (
+        f"requests of {format_count(round(long.mean_tokens))} tokens take {format_ratio(share)} of the KV pool each"
+    )
+    summary = f"{requests}: one runs at a time, up to {long.waiting} wait"
+    return Finding(ID, "suspect", summary, evidence)
 
 
 def _observed(timeline: Timeline, span: Span, facts: Facts) -> Sequence[Sample]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from random import Random
 
 from kvdiag.model import Facts, HostCache, ReservedSplit, Timeline
@@ -142,34 +142,27 @@ def _pressed(tape: Tape, requests: Requests, full: float) -> DrawnServer:
 
 
 def long_contexts(tape: Tape) -> Made:
-    """Requests so long that one or two fill the pool, while others wait; preempted where two grow together."""
+    """Requests so long that one takes the whole pool until it ends, while others wait."""
     requests = offered(tape, peak_per_hour=60.0, night_ratio=0.3, calm=True)
     pool = kv_pool(16.0, max_concurrency=1.3)
-    tokens, count, preempted = pool.usable_blocks * pool.block_tokens, len(tape.hours), 0
+    tokens, count = pool.usable_blocks * pool.block_tokens, len(tape.hours)
     requests.waiting, requests.preemptions = [0] * count, [0] * count
-    place, written = 0, [0.0] * count
+    prompts, written, ended, place = [0.0] * count, [0.0] * count, [0.0] * count, 0
     while place < count:
-        for at in range(place, min(place + tape.random.randint(6, 14), count)):
-            written[at] = 0.05 * tokens
-            share = min(0.6 + 0.05 * (at - place), 0.995)
-            two = share > 0.9 and tape.random.random() < 0.3
-            requests.running[at], requests.held_tokens[at] = 2 if two else 1, share * tokens
+        until = min(place + tape.random.randint(6, 11), count)
+        prompts[place] = 0.55 * tokens
+        for at in range(place, until):
+            written[at] = 0.04 * tokens
+            requests.running[at], requests.held_tokens[at] = 1, (0.55 + 0.04 * (at - place + 1)) * tokens
             requests.waiting[at] = tape.random.randint(1, 4)
-            preempted += two
-            requests.preemptions[at] = preempted
-            place = at
-        place += 1
-        for at in range(place, min(place + tape.random.randint(2, 10), count)):
-            requests.preemptions[at] = preempted
-            place = at
-        place += 1
-    # Each begins with a prompt of 0.6 of the pool, and ends with what it has written since.
-    begun = [now > 0.0 >= before for before, now in pairwise([0.0, *written])]
-    requests.ended = list(accumulate(map(float, begun)))
-    requests.prompt_tokens = [0.6 * tokens * number for number in requests.ended]
-    requests.output_tokens = list(accumulate(written))
-    longest = int(tokens / 1.3)
-    facts = {"max_model_len_tokens": longest}
+        if until == count:
+            break
+        # It ended: for some minutes only short requests come, as before.
+        ended[until] = 1.0
+        place = until + tape.random.randint(2, 10)
+    for name, more in (("prompt_tokens", prompts), ("output_tokens", written), ("ended", ended)):
+        setattr(requests, name, list(accumulate(more)))
+    facts = {"max_model_len_tokens": int(tokens / 1.3)}
     return DrawnServer(tape=tape, requests=requests, pool=pool, facts=facts).play()
 
 
