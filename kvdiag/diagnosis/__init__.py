@@ -13,6 +13,7 @@ from itertools import islice
 
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
 from kvdiag.diagnosis.blocks.orphans import newest_owners
+from kvdiag.diagnosis.confidence import confidence_of
 from kvdiag.diagnosis.earlier_exits import with_earlier_exits
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.diagnosis.growth.short_lives import with_short_lives
@@ -113,7 +114,11 @@ def _life(one: Lifetime, limits: Limits, *, whole: bool) -> Life:
 
 
 def _lived(one: Lifetime, worst: Status, findings: tuple[Finding, ...]) -> Life:
-    problems = tuple(finding for finding in findings if finding.status in ("fault", "suspect"))
+    problems = tuple(
+        replace(finding, confidence=confidence_of(finding.id, finding.status))
+        for finding in findings
+        if finding.status in ("fault", "suspect")
+    )
     return replace(one.life, worst=worst, findings=problems)
 
 
@@ -125,7 +130,10 @@ def _marked(timeline: Timeline) -> tuple[Step, ...]:
 
 
 def informed(finding: Finding, engine_name: str | None = None) -> Finding:
-    """The finding with the knowledge of its verdict, where the rule did not bring its own, in the engine's words."""
+    """The finding with the knowledge of its verdict, where the rule did not bring its own, in the engine's words.
+
+    And with how often such findings were right.
+    """
     entry = entry_of(finding.id, engine_name)
     return replace(
         finding,
@@ -133,6 +141,7 @@ def informed(finding: Finding, engine_name: str | None = None) -> Finding:
         confirm=worded(finding.confirm, engine_name) if finding.confirm else entry.confirm,
         remedy=worded(finding.remedy, engine_name) if finding.remedy else entry.remedy,
         runbook=finding.runbook or entry.runbook,
+        confidence=confidence_of(finding.id, finding.status),
     )
 
 

@@ -43,6 +43,8 @@ from kvdiag.model.timeline import PARTS, Load, Mark, Outcome, Phase, Probe, Prob
 from kvdiag.model.validation import MAX_BYTES, MAX_COUNT
 from kvdiag.model.verdicts import (
     Change,
+    Confidence,
+    ConfidenceWord,
     Diagnosis,
     Evidence,
     Finding,

@@ -120,6 +120,7 @@ class Change:
 
 
 Certainty = Literal["confirmed", "reported"]
+ConfidenceWord = Literal["certain", "likely", "possible"]
 """Of a public report: its cause was found in the code; or the symptom alone is known."""
 
 
@@ -174,6 +175,20 @@ class Prescription:
         return any(one.certain for one in self.known_reports)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """How often findings of one id and status were right on servers whose state is known.
+
+    `ratio` is that share of `cases`, `low_ratio` what it is at least, at 95 %, by their number. `word` follows from
+    that bound.
+    """
+
+    word: ConfidenceWord
+    ratio: float
+    low_ratio: float
+    cases: int
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A rule's verdict with the numbers that decided. The last four come from the knowledge base.
@@ -181,7 +196,8 @@ class Finding:
     `holder` names the process or device whose memory it is about, if it is one. Outputs read `growth`, `imbalance` and
     `prescription`, the computed fix, never a row of the evidence by its name. `since_seconds` is when it was first
     true, as far as observed; `last_seen_seconds` is the newest sample that it holds for. `or_id` is the verdict that it
-    may be as well, where no source separates the two: nothing shown may then name one culprit.
+    may be as well, where no source separates the two: nothing shown may then name one culprit. `confidence` is `None`
+    where too few such findings were compared with the truth.
     """
 
     id: str
@@ -200,6 +216,7 @@ class Finding:
     remedy: str | None = None
     runbook: str | None = None
     or_id: str | None = None
+    confidence: Confidence | None = None
 
     @property
     def title(self) -> str:

@@ -84,6 +84,14 @@ def _report(one: KnownReport) -> str:
     return f"{one.summary}{applies}{version}{cause} {one.remedy}"
 
 
+def confidence(finding: Finding) -> str:
+    """How often such findings were right, as a word and its count; empty where that is not known."""
+    known = finding.confidence
+    if known is None:
+        return ""
+    return f"{known.word}: {format_ratio(known.ratio)} of {known.cases:,} such findings in tests were right"
+
+
 def printable(text: str) -> str:
     """A text from outside without characters that move a cursor, reverse the line or are not valid in HTML."""
     if text.isascii() and text.isprintable():  # such as the path of a plot's line, of a hundred thousand characters

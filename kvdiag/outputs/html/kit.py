@@ -19,6 +19,7 @@ from kvdiag.outputs.html.svg_plots import bar
 from kvdiag.outputs.presentation import (
     ADVICE,
     WORDS,
+    confidence,
     evidence_value,
     fixes,
     known_reports,
@@ -175,7 +176,7 @@ def finding_card(finding: Finding, when: str = "") -> Html:
         "section",
         element("header", mark(finding.status), element("h3", finding.title)),
         element("p", prose(finding.summary)),
-        element("p", when, class_="dim") if when else Html(""),
+        *(element("p", line, class_="dim") for line in (confidence(finding), when) if line),
         element("div", evidence, element("dl", *advice, class_="advice"), class_="columns"),
         class_="finding",
     )

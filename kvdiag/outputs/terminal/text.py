@@ -24,6 +24,7 @@ from kvdiag.outputs.presentation import (
     NOT_REPORTED,
     UNKNOWN,
     WORDS,
+    confidence,
     engine_of,
     evidence_value,
     fixes,
@@ -183,8 +184,7 @@ def status_word(status: Status) -> Text:
 def problem(finding: Finding, when: str = "") -> RenderableType:
     """A finding with when it was observed, its evidence, and what to do about it."""
     rows = [(status_word(finding.status), plain(finding.summary))]
-    if when:
-        rows.append((Text(), plain(when, "dim")))
+    rows += [(Text(), plain(line, "dim")) for line in (confidence(finding), when) if line]
     rows += [
         (Text(), Text.assemble(plain(f"{spaced(one.name)}: ", "dim"), plain(evidence_value(one))))
         for one in finding.evidence

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from kvdiag.diagnosis import diagnose
+from kvdiag.diagnosis.confidence import confidence_of
 from kvdiag.feeds.recording.trace import read_trace
 from tests.quality.bench.table import note
 from tests.quality.corpus.drawn import COMPONENTS, NULLS, RATES, Leak, healthy, leaking
@@ -30,6 +31,7 @@ from tests.quality.corpus.measure import (
 from tests.quality.corpus.scenarios import SCENARIOS
 from tests.quality.corpus.score import HEALTHY, UNDETERMINED, Scored, answer, answers, half, score
 from tests.quality.corpus.today import DETECTORS
+from tests.quality.worlds.calibrate import mean_square
 
 TABLE = Path(__file__).with_suffix(".md")
 TRACES = Path(__file__).parents[2] / "golden" / "traces"
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     judged = [judge_incident(incident) for incident in INCIDENTS.values()]
     _incidents(judged, say)
     _verdicts(judged, say)
+    _confidence(judged, say)
     _drawn_anew(judged, chosen.seed, say)
     _on_the_way(judged, say)
     _misses(judged, say)
@@ -182,6 +185,18 @@ def _verdicts(judged: Sequence[Judged], say: Say) -> None:
         called, precision, of_faults = _precision(rows, name)
         delay = f"{median(delays):.1f} h" if delays else ""
         _row(name, (len(mine), recall(mine), *parts, called, precision, of_faults, delay), widths, say)
+
+
+def _confidence(judged: Sequence[Judged], say: Say) -> None:
+    """The Brier score of what findings say of themselves: 0 is best, 0.25 what a coin gets."""
+    pairs = [
+        (known.ratio, name not in row.wrong and row.expected.accept not in BENIGN)
+        for row in _scored(judged)
+        for name, status in row.answer.called.items()
+        if (known := confidence_of(name, status)) is not None
+    ]
+    if (found := mean_square(pairs)) is not None:
+        say(f"Brier score of the confidence: {found[0]:.4f}, of {found[1]} findings")
 
 
 def _precision(rows: Sequence[Scored], name: str) -> tuple[int, float | None, float | None]:

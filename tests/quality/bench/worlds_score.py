@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.quality.bench.table import note
+from tests.quality.worlds.calibrate import brier
 from tests.quality.worlds.world_tally import Outcome, alert_rows, judged, table, worlds_of
 
 SHOWN_UNTIL = 10
@@ -59,6 +60,9 @@ def _print_table(outcomes: dict[int, list[Outcome]]) -> None:
     _say(f"{'':44}" + "".join(f"{name:>20}" for name in columns))
     for place, row in enumerate(columns["all"]):
         _say(f"{row.name:44}" + "".join(f"{rows[place].text:>20}" for rows in columns.values()))
+    scored = brier(every)
+    if scored is not None:
+        _say(f"{'Brier score of the confidence':44}{f'{scored[0]:.4f} of {scored[1]}':>20}")
     _say()
     _say(f"{'by row':20}{'accepted':>10}{'of':>5}")
     for name in sorted({one.world.row for one in every}):

@@ -34,6 +34,7 @@ class Outcome:
     world: World
     worst: Status = "unknown"
     called: dict[str, str] = field(default_factory=dict)
+    confidence: dict[str, float] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
     fault_hours: float | None = None
     flaps: int = 0
@@ -89,6 +90,7 @@ def judged(world: World, seed: int) -> Outcome:
         for one in (*earlier, *called):
             statuses[one.id] = max(one.status, statuses.get(one.id, "suspect"), key=("suspect", "fault").index)
         found.worst, found.called = diagnosis.worst, statuses
+        found.confidence = {one.id: one.confidence.ratio for one in (*earlier, *called) if one.confidence is not None}
         found.said = {one.id: one.summary for one in (*earlier, *called)}
         false = set(found.wrong("fault"))
         found.false_faults += len(false - before)

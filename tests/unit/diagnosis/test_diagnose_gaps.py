@@ -232,7 +232,7 @@ def test_rule_that_says_more_than_is_known_is_heard() -> None:
     bare = Finding(id="leak.host", status="fault", summary=ANY_TEXT)
     own = replace(bare, likely_cause="a", confirm="b", remedy="c", runbook="d")
 
-    assert own == informed(own)
+    assert own == replace(informed(own), confidence=None)
     filled = informed(bare)
     assert (entry.likely_cause, entry.confirm, entry.remedy, entry.runbook) == (
         filled.likely_cause,
