@@ -1,15 +1,14 @@
 """Exits of earlier lives of the server, as part of what the present one shows: a restart explains no death.
 
-A single exit may be an operator's restart, and so is any after which nothing was left to do: who restarts a server on
-purpose takes its traffic away first. From `unexplained_exits` with requests on, the server keeps dying, and where no
-life has a fault or suspect that says why, that is observed and not explained: unknown, with the count, and never
-healthy.
+A single exit may be an operator's restart, and so is any of a busy server that had become idle: who restarts a server
+on purpose takes its traffic away first. From `unexplained_exits` others on, the server keeps dying, and where no life
+has a fault or suspect that says why, that is observed and not explained: unknown, with the count, and never healthy.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import islice
 
+from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.lives import Lifetime
 from kvdiag.formatting import plural
@@ -32,7 +31,7 @@ def with_earlier_exits(
         The same findings where there were fewer exits, or one of the lives has a fault or suspect.
     """
     lives = tuple(ended)
-    exited = [life for observed, life in lives if life.end == "exited" and not _idle(observed.timeline, limits)]
+    exited = [life for observed, life in lives if life.end == "exited" and not _drained(observed.timeline, limits)]
     if len(exited) < limits.unexplained_exits or any(life.findings for _, life in lives):
         return findings
     detail = f"; the last time: {exited[-1].end_detail}" if exited[-1].end_detail else ""
@@ -49,9 +48,8 @@ def with_earlier_exits(
     )
 
 
-def _idle(timeline: Timeline, limits: Limits) -> bool:
-    """Whether no request was running or waiting at the last answers of a life; not where that is not reported."""
-    answered = (sample for sample in reversed(timeline.samples) if sample.answered)
-    last = list(islice(answered, limits.idle_samples))
-    gauges = [sample.total(name) for sample in last for name in ("requests_running", "requests_waiting")]
-    return len(last) == limits.idle_samples and not any(count is None or count > 0 for count in gauges)
+def _drained(timeline: Timeline, limits: Limits) -> bool:
+    """Whether a server that is seldom idle was so at its last answers; others may die at such a time."""
+    idle = engine_columns(timeline).idle
+    last = idle[-limits.idle_samples :]
+    return len(last) == limits.idle_samples and all(last) and idle.count(True) <= limits.drained_idle_ratio * len(idle)

@@ -279,6 +279,9 @@ class Limits:
     """When a queue is due to the length of requests: samples with a queue, the share in which one request runs and
     leaves no room for another, and the mean tokens of a request over those of the pool."""
 
+    drained_idle_ratio: float = 0.25
+    """Share of a life's answers without requests up to which such an end of it is no accident."""
+
     unexplained_exits: int = 2
     """Exits of a server within one history that make it unknown. No source gives a figure: metrics do not separate a
     planned restart from a death, so that one is taken for a restart and two planned ones are unknown as well, which
