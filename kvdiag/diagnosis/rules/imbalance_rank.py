@@ -25,7 +25,18 @@ from kvdiag.diagnosis.timeline_queries import (
     server_devices,
 )
 from kvdiag.formatting import format_bytes, format_count, plural
-from kvdiag.model import MAX_COUNT, Device, Evidence, Facts, Finding, ImbalanceFigures, Prescription, Process, Timeline
+from kvdiag.model import (
+    MAX_COUNT,
+    Device,
+    Evidence,
+    Facts,
+    Finding,
+    ImbalanceFigures,
+    Prescription,
+    Process,
+    Sample,
+    Timeline,
+)
 
 ID = "imbalance.rank"
 
@@ -67,19 +78,26 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _busy(timeline: Timeline, own: frozenset[str], facts: Facts, limits: Limits) -> list[_Rank] | None:
     """Each rank with the median of what it used while all of them used something; `None` with too few samples."""
-    every = [
-        ranks
-        for sample in timeline.samples
-        if sample.devices
-        for ranks in [[_rank(device, facts) for device in server_devices(sample.devices, own)]]
-        if len(ranks) >= max(len(own), 2) and all(one is not None and one.held_bytes for one in ranks)
-    ]
+    # Most samples of a day list no processes: one look says so.
+    found = (_ranks(sample, own, facts) for sample in timeline.samples if sample.devices)
+    every = [ranks for ranks in found if ranks is not None and len(ranks) >= max(len(own), 2)]
     newer = every[len(every) // 2 :]
     if len(newer) < limits.busy_rank_samples:
         return None
-    last = [one for one in newer[-1] if one is not None]
-    held = [median_high(one.held_bytes for ranks in newer if (one := ranks[place])) for place in range(len(last))]
+    last = newer[-1]
+    held = [median_high(ranks[place].held_bytes for ranks in newer) for place in range(len(last))]
     return [replace(rank, held_bytes=size) for rank, size in zip(last, held, strict=True)]
+
+
+def _ranks(sample: Sample, own: frozenset[str], facts: Facts) -> list[_Rank] | None:
+    """The ranks of a sample; `None` where one of them uses nothing, or is not known."""
+    found = []
+    for device in server_devices(sample.devices, own):
+        one = _rank(device, facts)
+        if one is None or not one.held_bytes:
+            return None
+        found.append(one)
+    return found
 
 
 def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
