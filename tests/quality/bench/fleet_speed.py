@@ -1,7 +1,9 @@
 """How long `kvdiag diagnose --prometheus` takes for a fleet, and how much memory, on a real Prometheus.
 
-By hand: `python -m tests.quality.bench.fleet_speed [REPLICAS [HOURS [SECONDS]]]`; by default 1,000 replicas, a day,
-every 30 seconds. The history is made once (minutes) and kept in the cache. Exit 1: over budget, 3: no Prometheus.
+By hand: `python -m tests.quality.bench.fleet_speed [REPLICAS [HOURS [SECONDS]]]`: one worker, all cores, and a Ray
+cluster of two nodes with the same cores. The default of each is 1,000 replicas, a day, every 30 seconds; without any,
+1,000 and 4,000 replicas for six hours, which shows how the time grows. Histories are made once (minutes) and kept in
+the cache. Exit 1: over budget, 3: no Prometheus.
 """
 
 import json
@@ -10,13 +12,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from kvdiag.feeds.fleet.workers import cores
 from tests.builders.series import seeded
 from tests.fixtures.once import cache, made_once
 from tests.integration.prometheus.server import PrometheusEnvError, programs, serving, write_history
+from tests.integration.ray.ray_env import RayEnvError, ray_environment, ray_python, two_nodes
+from tests.quality.bench.table import note
 
 END_SECONDS = 1_795_132_800
 GROUP = 50
@@ -28,6 +34,8 @@ TOTAL_MIB, RESERVED_MIB, USED_MIB = 81_559, 560, 74_000
 
 BUDGET_SECONDS, BUDGET_BYTES = 120.0, 2**30
 POLL_SECONDS = 0.2
+
+SCALE, SCALE_HOURS = (1000, 4000), 6.0
 
 CONFIG = (
     'vllm:cache_config_info{%s,engine="0",block_size="16",num_gpu_blocks="27001",cache_dtype="auto",'
@@ -84,14 +92,27 @@ def write_fleet(folder: Path, replicas: int, hours: float, step: int) -> None:
         sys.stderr.write(f"history of {some.stop} of {replicas} replicas written\n")
 
 
-def _measured(url: str, hours: float) -> tuple[float, int, float, dict[str, int]]:
-    """Seconds, peak resident bytes of all its processes together, their processor seconds, and what came out."""
-    command = [sys.executable, "-m", "kvdiag", "diagnose", "--prometheus", url, "--output", "json"]
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds, peak resident bytes of all its processes on this side, their processor seconds, and what came out."""
+
+    seconds: float
+    peak_bytes: int
+    processor_seconds: float
+    by_worst: dict[str, int]
+
+
+def _measured(url: str, hours: float, *how: str, python: str = sys.executable) -> Cost:
+    """One diagnosis of the whole fleet."""
+    command = [python, "-m", "kvdiag", "diagnose", "--prometheus", url, "--output", "json", *how]
     command += ["--end", str(END_SECONDS), "--window", f"{round(hours * 60)}m"]
     began = time.monotonic()
     peak = 0
     spent: dict[int, float] = {}
-    with tempfile.TemporaryFile() as printed, subprocess.Popen(command, stdout=printed) as process:
+    with (
+        tempfile.TemporaryFile() as printed,
+        subprocess.Popen(command, stdout=printed, env=ray_environment()) as process,
+    ):
         watched = psutil.Process(process.pid)
         while process.poll() is None:
             try:
@@ -104,29 +125,63 @@ def _measured(url: str, hours: float) -> tuple[float, int, float, dict[str, int]
         seconds = time.monotonic() - began
         printed.seek(0)
         by_worst: dict[str, int] = json.load(printed)["fleet"]["by_worst"]
-    return seconds, peak, sum(spent.values()), by_worst
+    return Cost(seconds, peak, sum(spent.values()), by_worst)
+
+
+def _ways(url: str, hours: float) -> dict[str, Cost]:
+    """The fleet diagnosed in each way; Ray is left out where it cannot be had."""
+    found = {"one worker": _measured(url, hours, "--workers", "1"), "all cores": _measured(url, hours)}
+    try:
+        python = str(ray_python())
+    except RayEnvError as error:
+        sys.stderr.write(f"fleet_speed: without Ray ({error})\n")
+        return found
+    with tempfile.TemporaryDirectory() as folder, two_nodes(Path(folder) / "log", max(cores() // 2, 1)) as cluster:
+        found["Ray"] = _measured(url, hours, "--ray", cluster.address, python=python)
+    return found
 
 
 def main() -> int:
     """Measure, and print next to the budget."""
-    told = [float(argument) for argument in sys.argv[1:]]
-    replicas, hours, step = (int(told[0]) if told else 1000), (told[1:2] or [24.0])[0], int((told[2:3] or [30.0])[0])
+    given = [float(argument) for argument in sys.argv[1:]]
     try:
         programs()
     except PrometheusEnvError as error:
         sys.stderr.write(f"fleet_speed: not run: no Prometheus here ({error})\n")
         return 3
+    if given:
+        replicas, hours, step = int(given[0]), (given[1:2] or [24.0])[0], int((given[2:3] or [30.0])[0])
+        cost = _fleet(replicas, hours, step)["all cores"]
+        over = cost.seconds > BUDGET_SECONDS or cost.peak_bytes > BUDGET_BYTES
+        return int((replicas, hours, step) == (1000, 24.0, 30) and over)
+    small, large = (_fleet(replicas, SCALE_HOURS, 30) for replicas in SCALE)
+    for replicas, costs in zip(SCALE, (small, large), strict=True):
+        one = costs.pop("one worker")
+        for way, cost in costs.items():
+            name = f"fleet of {replicas:,}, {SCALE_HOURS:g} h: {way}"
+            note(name, cost.seconds, one.seconds, than="one worker", unit="s")
+    for way in small.keys() & large.keys():
+        each = [costs[way].seconds / replicas * 1000.0 for replicas, costs in zip(SCALE, (small, large), strict=True)]
+        note(f"fleet of {SCALE[1]:,}: each replica, {way}", each[1], each[0], than=f"of {SCALE[0]:,}", unit="ms")
+    return 0
+
+
+def _fleet(replicas: int, hours: float, step: int) -> dict[str, Cost]:
+    """The costs of one fleet by each way, printed."""
     folder = made_once(
         cache() / f"fleet-{replicas}-{hours:g}h-{step}s", lambda target: write_fleet(target, replicas, hours, step)
     )
     with serving(folder / "data") as url:
-        seconds, peak, spent, by_worst = _measured(url, hours)
-    sys.stdout.write(
-        f"{replicas} replicas, {hours:g} h, every {step} s: {by_worst}\n"
-        f"  {seconds:.1f} s (budget {BUDGET_SECONDS:g}), {spent:.1f} s of processors, {peak / 2**20:.0f} MiB at most\n"
-    )
-    whole = (replicas, hours, step) == (1000, 24.0, 30)
-    return int(whole and (seconds > BUDGET_SECONDS or peak > BUDGET_BYTES))
+        costs = _ways(url, hours)
+    sys.stdout.write(f"{replicas} replicas, {hours:g} h, every {step} s: {costs['one worker'].by_worst}\n")
+    for way, cost in costs.items():
+        sys.stdout.write(
+            f"  {way}: {cost.seconds:.1f} s, {costs['one worker'].seconds / cost.seconds:.2f} times as fast as one; "
+            f"{cost.processor_seconds:.1f} s of processors and {cost.peak_bytes / 2**20:.0f} MiB at most in its own "
+            "processes\n"
+        )
+        assert cost.by_worst == costs["one worker"].by_worst
+    return costs
 
 
 if __name__ == "__main__":

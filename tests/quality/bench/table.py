@@ -1,6 +1,6 @@
 """Run the benchmarks one after the other, print their output, and put their figures into one table.
 
-python -m tests.quality.bench.table            all of them; some half an hour on two cores
+python -m tests.quality.bench.table            all of them; some hour on two cores
 python -m tests.quality.bench.table kv_score   some of them
 
 Each notes figures of one run: kvdiag's own, the figure to compare with, and the ratio of both. They are kept in
@@ -34,6 +34,7 @@ BENCHES = (
     "soak_power",
     "fleet_power",
     "fleet_rounds",
+    "fleet_speed",
     "admission_replay",
 )
 KEPT = Path(__file__).with_name("results.json")
