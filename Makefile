@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 4
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-UNIT_TESTS = $(1)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not long" tests/unit tests/golden
+UNIT_TESTS = $(1)/bin/python -m pytest -n 2 --dist loadgroup -m "not long" tests/unit tests/golden
 
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
@@ -48,7 +48,7 @@ test-all: test  ## Run the everyday tests, then the long ones, as CI does (up to
 	@$(PYTEST) -n 2 -m long
 	@$(MAKE) --no-print-directory oldest
 
-# uv resolves anew here, and writes no lock: uv.lock has the newest.
+# uv resolves these here, and writes no lock: uv.lock has the newest.
 oldest: $(VENV)/.dev  ## Run the unit tests with the oldest dependencies that pyproject.toml allows
 	@mkdir -p $(OLDEST)
 	@$(UV) pip compile --quiet --resolution lowest-direct --python $(BIN)/python --group dev pyproject.toml -o $(OLDEST)/locked.txt
