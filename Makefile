@@ -46,15 +46,14 @@ everyday: $(VENV)/.dev
 # Two real servers at a time: a prompt of 16K tokens takes one of four on two cores longer than a step waits.
 test-all: test  ## Run the everyday tests, then the long ones, as CI does (up to 90 minutes)
 	@$(PYTEST) -n 2 -m long
-	@$(MAKE) --no-print-directory oldest
 
 # uv resolves these here, and writes no lock: uv.lock has the newest.
 oldest: $(VENV)/.dev  ## Run the unit tests with the oldest dependencies that pyproject.toml allows
 	@mkdir -p $(OLDEST)
-	@$(UV) pip compile --quiet --resolution lowest-direct --python $(BIN)/python --group dev pyproject.toml -o $(OLDEST)/locked.txt
+	@$(UV) pip compile --quiet --resolution lowest-direct --python $(BIN)/python --group dev --generate-hashes pyproject.toml -o $(OLDEST)/locked.txt
+	@echo "--editable ." >> $(OLDEST)/locked.txt
 	@$(UV) venv --quiet --allow-existing --python $(BIN)/python $(OLDEST)/env
 	@$(UV) pip sync --quiet --python $(OLDEST)/env/bin/python $(OLDEST)/locked.txt
-	@$(UV) pip install --quiet --python $(OLDEST)/env/bin/python --no-deps --editable .
 	@$(call UNIT_TESTS,$(OLDEST)/env)
 
 pythons: $(VENV)/.dev  ## Run the unit tests with each newer Python that is here: PYTHONS="3.12 3.13 3.14"
