@@ -182,6 +182,7 @@ class Census:
             yield COMPLETE
 
     def _judge(self, count: Count, pool: Any) -> Steps:
+        yield
         for number, one in enumerate(list(self._suspects)):
             if one in count.referenced and (count.held is None or not count.held[one]):
                 self._suspects[one].counts += 1

@@ -37,8 +37,7 @@ from .block_tables import (
 KEPT_COUNTS, MAX_KEPT_COUNTS = 3, 12
 """Counts for which the blocks are kept that requests have let go of."""
 
-STEP_ASKED = 64
-STEP_MARKED = 8192
+STEP_ASKED, STEP_LISTS, STEP_MARKED = 64, 4, 8192
 
 MAX_ENDED = 2048
 KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_output_tokens")
@@ -171,10 +170,11 @@ class Counter:
 
     def _part(self, moment: _Moment, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
-        for part in parts(left, STEP_FIRST):
-            for name, _ in part:
-                if name in self.requests and not any(name in now.lists for now in moment.groups):
-                    self._gone.append((name, self.requests.pop(name)))
+        for part in parts(left, 2 * STEP_FIRST):
+            names = [name for name, _ in part]
+            for now in moment.groups:
+                names = list(itertools.filterfalse(now.lists.__contains__, names))
+            self._gone += [(name, self.requests.pop(name)) for name in names if name in self.requests]
             yield
 
     def kept(self, name: str) -> tuple[Any, ...] | None:
@@ -383,9 +383,9 @@ def _is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
 
 
 def _released(left: Left) -> Steps:
-    """Give up lists, one after the other: each lets go of all its blocks at once."""
+    """Give up lists, a few at a time: each lets go of all its blocks at once."""
     while left:
-        left.pop()
+        del left[-STEP_LISTS:]
         yield
 
 
