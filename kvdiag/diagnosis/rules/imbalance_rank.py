@@ -7,7 +7,7 @@ the exact sign); the fullest rank against the median of the others, more strictl
 server that was never idle run the same steps, so their medians over the newer half of the samples are compared.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median_high
 
 from kvdiag.diagnosis.limits import Limits
@@ -78,25 +78,30 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _busy(timeline: Timeline, own: frozenset[str], facts: Facts, limits: Limits) -> list[_Rank] | None:
     """Each rank with the median of what it used while all of them used something; `None` with too few samples."""
-    # Most samples of a day list no processes: one look says so.
-    found = (_ranks(sample, own, facts) for sample in timeline.samples if sample.devices)
-    every = [ranks for ranks in found if ranks is not None and len(ranks) >= max(len(own), 2)]
+    # Most samples of a day list no processes.
+    listed = (
+        sample
+        for sample in timeline.samples
+        if facts.device_uuids or any(device.processes is not None for device in sample.devices or ())
+    )
+    of_samples = ((sample, _held_by_rank(sample, own, facts)) for sample in listed)
+    every = [(sample, held) for sample, held in of_samples if held is not None and len(held) >= max(len(own), 2)]
     newer = every[len(every) // 2 :]
     if len(newer) < limits.busy_rank_samples:
         return None
-    last = newer[-1]
-    held = [median_high(ranks[place].held_bytes for ranks in newer) for place in range(len(last))]
-    return [replace(rank, held_bytes=size) for rank, size in zip(last, held, strict=True)]
+    last = server_devices(newer[-1][0].devices, own)
+    usual = (median_high(held[place] for _, held in newer) for place in range(len(last)))
+    return [_as_rank(device, size, facts) for device, size in zip(last, usual, strict=True)]
 
 
-def _ranks(sample: Sample, own: frozenset[str], facts: Facts) -> list[_Rank] | None:
-    """The ranks of a sample; `None` where one of them uses nothing, or is not known."""
+def _held_by_rank(sample: Sample, own: frozenset[str], facts: Facts) -> list[int] | None:
+    """The bytes of each rank in a sample; `None` where one of them uses nothing, or is not known."""
     found = []
     for device in server_devices(sample.devices, own):
-        one = _rank(device, facts)
-        if one is None or not one.held_bytes:
+        held = _held_bytes(device, facts)
+        if not held:
             return None
-        found.append(one)
+        found.append(held)
     return found
 
 
@@ -128,15 +133,22 @@ def _uneven_pools(timeline: Timeline, facts: Facts, limits: Limits) -> Finding |
 
 
 def _rank(device: Device, facts: Facts) -> _Rank | None:
+    held = _held_bytes(device, facts)
+    return None if held is None else _as_rank(device, held, facts)
+
+
+def _as_rank(device: Device, held_bytes: int, facts: Facts) -> _Rank:
+    own = sorted(facts.own_processes(device), key=lambda one: one.used_bytes or 0, reverse=True)
+    return _Rank(device=device, held_bytes=held_bytes, processes=tuple(own))
+
+
+def _held_bytes(device: Device, facts: Facts) -> int | None:
     held = server_bytes(device, facts.server_pids)
     assigned = device.processes is None and device.uuid in (facts.device_uuids or ())
     if held is None and assigned and device.memory is not None:
         # All of a device that is assigned to the server alone is its own, except the driver's share.
-        held = device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
-    if held is None:
-        return None
-    own = sorted(facts.own_processes(device), key=lambda one: one.used_bytes or 0, reverse=True)
-    return _Rank(device=device, held_bytes=held, processes=tuple(own))
+        return device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
+    return held
 
 
 def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:
