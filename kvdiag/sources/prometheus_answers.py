@@ -171,18 +171,22 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
             moments, numbers = texts[::2], texts[1::2]
             same = (moments[0], moments[-1], len(moments))
             if same not in known or known[same][0] != moments:
-                joined = "".join(moments)
+                joined = '"'.join(moments)
                 if not joined.endswith(","):
                     return None
-                times = _read(joined[:-1].replace(",],[", ","))
+                times = _read(joined[:-1].replace(',"],[', ","))
                 known[same] = moments, times, ascends(times)
             _, times, ascending = known[same]
-            found.append(SampleColumns(times, _values(numbers), ascending))
+            values = _values(numbers)
+            # With a comma within its text a value would be two numbers, and with an empty one none.
+            if not len(moments) == len(times) == len(numbers) == len(values):
+                return None
+            found.append(SampleColumns(times, values, ascending))
             rest += (body[place : begin + len(_BEGIN) - 2], b"%d" % (len(found) - 1))
             place = end + len(_END)
         if not found:
             return None
-        answer = decode(b"".join((*rest, body[place:])), max_values=MAX_ANSWER_VALUES)
+        answer: dict[str, Any] = decode(b"".join((*rest, body[place:])), max_values=MAX_ANSWER_VALUES)
         result = answer["data"]["result"]
         if [one["values"] for one in result if "values" in one] != list(range(len(found))):
             return None
@@ -191,7 +195,7 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
     for one in result:
         if "values" in one:
             one["values"] = found[one["values"]]
-    return answer if all(len(one.times) == len(one.values) for one in found) else None
+    return answer
 
 
 def _values(texts: Sequence[str]) -> array[float]:

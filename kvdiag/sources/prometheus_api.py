@@ -63,6 +63,9 @@ MIN_SECONDS = 300.0
 MAX_FAILURES = 3
 """Queries without an answer in a row, after which no further one is sent: a hung server would take hours."""
 
+SLOW_ERROR_SECONDS = 5.0
+"""From which an error counts as no answer: a gateway waits so long, or longer, for a server that hangs."""
+
 MAX_ERRORS = 8
 """Answers in a row that are errors, after which a query is sent that had an answer before."""
 
@@ -129,6 +132,7 @@ class PrometheusSource:
         self._labels: dict[tuple[str, str], tuple[str, str]] = {}
         self._labels_bytes = 0
         self._failures = self._errors = 0
+        self._took_seconds = 0.0
         self._last = ""
         self._proven: Form | None = None
         self._busy = 0
@@ -161,7 +165,8 @@ class PrometheusSource:
 
     def _failed(self, error: Unreadable) -> None:
         """Count a query that failed and cannot be made smaller."""
-        if isinstance(error, RefusedError) or error.status is None:
+        slow = error.status == httpx2.codes.GATEWAY_TIMEOUT or self._took_seconds >= SLOW_ERROR_SECONDS
+        if isinstance(error, RefusedError) or error.status is None or slow:
             self._failures += 1
         else:
             self._errors += 1
@@ -277,6 +282,7 @@ class PrometheusSource:
             self._pause_seconds = 0.0
             self._pauses_seconds -= pause
             await asyncio.sleep(pause)
+        began_seconds = self._clock()
         try:
             async with asyncio.timeout(self._seconds):
                 status, body, after = await self._post(path, form)
@@ -289,6 +295,8 @@ class PrometheusSource:
         except OSError as error:
             # A certificate rejected after the handshake, which the client does not report as an HTTP error.
             raise Unreadable("failed", f"the connection was lost{self._closed()}") from error
+        finally:
+            self._took_seconds = self._clock() - began_seconds
         self._answered = True
         self._take_note(status, after)
         decoded = decoded_answer(body, path)
@@ -331,8 +339,10 @@ class PrometheusSource:
 
 
 def _may_be_split(error: Unreadable) -> bool:
-    """Whether a smaller selector may succeed: the server answers, and refuses neither the address nor the password."""
-    return isinstance(error, TooMuchError) or (error.status is not None and not isinstance(error, RefusedError))
+    """Whether a smaller selector may succeed: the server answers, is not busy, and has not refused the query."""
+    if isinstance(error, TooMuchError):
+        return True
+    return error.status is not None and error.status not in BUSY and not isinstance(error, RefusedError)
 
 
 def _form(selector: str, start_seconds: float, end_seconds: float, *, newest: bool) -> Form:

@@ -6,7 +6,9 @@ import ssl
 import time
 from array import array
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Self
 from urllib.parse import parse_qs
 
 import httpx2
@@ -267,6 +269,40 @@ def test_a_server_that_hangs_is_asked_three_times() -> None:
     assert "no complete answer within 200 ms" in history.lost[0].reason
 
 
+@dataclass(frozen=True)
+class Portion:
+    """A selector for several replicas."""
+
+    count: int = 64
+    selector: str = '{pod="a"}'
+
+    def halves(self) -> tuple[Self, ...]:
+        """Two with half as many each."""
+        return (type(self)(self.count // 2),) * 2 if self.count > 1 else ()
+
+
+@pytest.mark.parametrize(
+    ("status", "clock", "expected"),
+    [
+        # All, twice; six halves until one replica is left; the next one; the next two, and one of them.
+        pytest.param(504, time.monotonic, 11, id="a gateway's time limit"),
+        pytest.param(500, map(float, count(step=6)).__next__, 11, id="errors after 6 s"),
+        pytest.param(429, time.monotonic, 2, id="busy"),
+    ],
+)
+def test_a_portion_is_not_queried_one_by_one(status: int, clock: Callable[[], float], expected: int) -> None:
+    """Where each of its replicas would wait as long, or keep a busy server busy."""
+
+    async def ask(url: str) -> None:
+        async with httpx2.AsyncClient(base_url=f"{url}/", trust_env=False, verify=TRUST) as client:
+            source = PrometheusSource(client, SECONDS, retry_seconds=0.0, clock=clock)
+            assert await source.raw(Portion(), START, END, History())
+
+    with Hostile({"/api/v1/query": reply("no", status=status)}) as server:
+        asyncio.run(ask(server.url))
+        assert expected == len(server.requests)
+
+
 def test_a_server_that_is_gone_is_lost() -> None:
     """No connection is a reason, not an exception."""
     with refused_port() as port:
@@ -379,6 +415,9 @@ def test_written_without_spaces_an_answer_is_the_same(some: list[tuple[str, list
         b'{"data":{"result":[{"metric":{},"values":[[1_0,"2"]]}]}}',
         b'{"data":{"result":[{"metric":{},"values":[[1,"1,2"],[3,""]]}]}}',
         b'{"data":{"result":[{"metric":{},"values":[[1,"true"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[,""]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[997,998,"1,2"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,],[2,"3""4"]]}]}}',
         b'{"data":[{"values":[[1,"2"]]}]}',
     ],
 )
