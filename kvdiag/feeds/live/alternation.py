@@ -48,6 +48,10 @@ SEVERAL_SERVERS = (REASON, UNCOUNTED)
 MAX_UNCOUNTED = 1
 """Loads of a run that its server may not count: on a busy machine the end of a stream is read late."""
 
+MIN_RETURNS, RETURNED_SHARE = 3, 0.1
+"""How often loads are not counted and then counted again, also as a ratio to their samples: where streams end late on a
+busy machine it is once in many samples, and with two servers at random once in four."""
+
 DELAY_SECONDS = 1.0
 """Beyond what an engine's gauges lag behind."""
 
@@ -134,7 +138,7 @@ class UncountedLoads:
 
     def __init__(self) -> None:
         """No load has been offered yet."""
-        self._uncounted = 0
+        self._uncounted = self._returns = self._samples = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -142,7 +146,7 @@ class UncountedLoads:
         self._first: tuple[float, int] | None = None
 
     def check(self, sample: Sample, capabilities: Capabilities) -> Sample:
-        """The same sample, or one with a gap for its engines once more than `MAX_UNCOUNTED` were uncounted.
+        """The same sample, or one with a gap for its engines while more were uncounted than may be.
 
         Gauges that move when a request ends show none of it; those that lag count only after their delay.
         """
@@ -152,7 +156,8 @@ class UncountedLoads:
             self._begin()
         elif after is not None and after.resident_tokens and before is not None and before.resident_tokens:
             self._add(sample, before, after, capabilities)
-        if self._uncounted <= MAX_UNCOUNTED:
+        returned = self._returns >= max(MIN_RETURNS, RETURNED_SHARE * self._samples)
+        if self._uncounted <= MAX_UNCOUNTED and not returned:
             return sample
         return replace(sample, engines=None, gaps=(Gap(SOURCE, "refused", UNCOUNTED),))
 
@@ -162,9 +167,10 @@ class UncountedLoads:
         running = [engine.requests_running for engine in sample.engines or ()]
         if not running or None in running or capabilities.on_completion:
             return
+        self._samples += 1
         if sample.open_requests >= min(len(before.resident_tokens), len(after.resident_tokens)):
             # Counted, not counted and counted again within one load is neither a delay at its beginning nor at its end.
-            self._uncounted += self._lost and not late_seconds
+            self._returns += self._lost and not late_seconds
             self._counted, self._lost = True, False
             return
         self._lost = self._counted
