@@ -48,10 +48,10 @@ from kvdiag.sources.prometheus_answers import SOURCE
 from kvdiag.sources.prometheus_api import MAX_UNPROVEN
 
 Results = tuple[list[Judged], list[ReplicaSummary], str | None]
+"""Replicas that were diagnosed, their summaries for the comparison, and why some could not be read."""
 
 MAX_EMPTY = MAX_UNPROVEN // REPLICAS_AT_ONCE
 """Portions without a sample, before any has had one, after which no further replica is queried for."""
-"""Replicas that were diagnosed, their summaries for the comparison, and why some could not be read."""
 
 _PATH = click.Path(path_type=Path)
 _SEVERAL: dict[str, Any] = {"type": _PATH, "multiple": True}

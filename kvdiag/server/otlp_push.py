@@ -46,8 +46,10 @@ MAX_POINTS = 5_000
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 UNITS = {"bytes": "By", "seconds": "s", "ratio": "1", "tokens": "{token}", "blocks": "{block}"}
-RATES = {"second": "s", "hour": "h"}
 """By the end of a metric's name, without `_total`, in UCUM's terms."""
+
+RATES = {"second": "s", "hour": "h"}
+"""By what follows `_per_` in it."""
 
 GRPC_PORT = 4317
 
