@@ -128,7 +128,12 @@ def status_of(state: FleetRound, source: Source, window_seconds: float, limits: 
     """A feed's state as the outputs show it: replicas that ended an hour ago count for their versions alone."""
     newest = max((one.newest_seconds for one in state.verdicts), default=0.0)
     end_seconds = state.end_seconds or newest
-    replicas = [_shown(one) for one in state.verdicts if end_seconds - one.newest_seconds <= ENDED_SECONDS]
+    # Of one that was never read it is not known whether it has ended.
+    replicas = [
+        _shown(one)
+        for one in state.verdicts
+        if end_seconds - one.newest_seconds <= ENDED_SECONDS or (one.unread is not None and not one.newest_seconds)
+    ]
     return FleetStatus(
         source=Source(
             url=source.url,

@@ -1,10 +1,11 @@
 """Judges replicas that have no verdict yet while others are still read: in worker processes, or on a Ray cluster.
 
-What a killed worker left is judged by new workers, once, as in `kvdiag diagnose`; what kills them again is unknown, and
-never judged in this process, which would be killed next. What fails otherwise, as on a machine with a full disk, is
-judged here.
+What a killed worker left is judged by new workers, once, as in `kvdiag diagnose`. What kills them again is unknown
+until workers have judged it in a later round, and never judged in this process, which would be killed next. What fails
+otherwise, as on a machine with a full disk, is judged here.
 """
 
+from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import BrokenExecutor, Future
 
@@ -29,6 +30,7 @@ class FirstVerdicts:
         self._pool, self._folder, self._window, self._limits = pool, folder, window, limits
         self._judging: list[tuple[Replica, Future[ReplicaVerdict]]] = []
         self._restarted = False
+        self._submitted: Counter[str] = Counter()
 
     def begin(self, replica: Replica) -> None:
         """Judge a replica by its file, or queue it."""
@@ -52,7 +54,9 @@ class FirstVerdicts:
         Raises:
             OSError: a file cannot be written.
         """
-        for replica in (yield from self._finished()):
+        left = yield from self._finished()
+        self._restarted = False
+        for replica in left:
             self.begin(replica)
         for replica in (yield from self._finished()):
             yield self._unknown(replica)
@@ -75,8 +79,12 @@ class FirstVerdicts:
     def _submit(self, replica: Replica) -> Future[ReplicaVerdict]:
         about = replica, self._window, self._limits
         if self._pool.has_files:
-            return self._pool.submit(judge_replica, self._folder.shared, *about)
-        return self._taken(replica, self._pool.submit(judge_content, self._folder.content(replica.key), *about))
+            future = self._pool.submit(judge_replica, self._folder.shared, *about)
+        else:
+            content = self._folder.content(replica.key)
+            future = self._taken(replica, self._pool.submit(judge_content, content, *about))
+        self._submitted[replica.key] += 1
+        return future
 
     def _taken(self, replica: Replica, judging: Future[tuple[ReplicaVerdict, bytes]]) -> Future[ReplicaVerdict]:
         """The verdict of another machine, once the file that it made is here."""
@@ -94,7 +102,8 @@ class FirstVerdicts:
         return taken
 
     def _unknown(self, replica: Replica) -> ReplicaVerdict:
-        facts = Facts(gaps=(*replica.gaps, Gap(SOURCE, "failed", f"not judged: {self._pool.lost}")))
+        reason = self._pool.lost if self._submitted[replica.key] > 1 else "workers were lost while others were judged"
+        facts = Facts(gaps=(*replica.gaps, Gap(SOURCE, "failed", f"not judged: {reason}")))
         return ReplicaVerdict(
             key=replica.key,
             subject=replica.subject,
@@ -103,4 +112,5 @@ class FirstVerdicts:
             as_of_seconds=self._window.end_seconds,
             newest_seconds=0.0,
             node=node_of(replica),
+            is_judged=False,
         )

@@ -89,6 +89,11 @@ class _Kept:
     verdict: ReplicaVerdict | None = None
 
     @property
+    def is_new(self) -> bool:
+        """Whether it was never judged; one whose workers were killed is left to workers again."""
+        return self.verdict is None or not self.verdict.is_judged
+
+    @property
     def change(self) -> float:
         """How much its memory has changed since its verdict, as a ratio; infinite after a restart."""
         names = self.figures.keys() | self.judged_figures.keys()
@@ -158,8 +163,10 @@ class FleetFeed:
                 if not found.replicas and not self._kept:
                     return self._publish(began, window, gaps=found.gaps, problem=NO_REPLICA)
                 self._take(found.replicas, complete=not source.warnings)
-                new = sum(one.verdict is None for one in self._kept.values())
-                with self._pool(new // FOR_WORKERS) as pool:
+                new = [one for one in self._kept.values() if one.is_new]
+                # One task would be done in this process.
+                least = 2 if any(one.verdict is not None for one in new) else 0
+                with self._pool(max(len(new) // FOR_WORKERS, least)) as pool:
                     first = FirstVerdicts(pool, self._folder, window, self._limits)
                     samples = await self._read(source, window, first)
                     judged = self._judge(first, began, window)
@@ -220,7 +227,7 @@ class FleetFeed:
                 samples = read_until(replica, whole, history, window.end_seconds)
                 count += sum(len(points) for points in samples.series.values())
                 self._add(one, samples, part, whole_window=whole_window)
-                if one.verdict is None:
+                if one.is_new:
                     first.begin(one.replica)
         return count
 
@@ -251,7 +258,7 @@ class FleetFeed:
             # What was read before is more than what is left of it now.
             whole_window = False
         if whole_window or one.known is None:
-            about = {} if one.verdict is None else kept_verdict(one.verdict)
+            about = {} if one.verdict is None or one.is_new else kept_verdict(one.verdict)
             self._folder.replace(key, samples, window.start_seconds, about)
             one.known = {*one.replica.series, *samples.known()}
             one.newest_seconds = samples.newest_seconds
@@ -266,7 +273,7 @@ class FleetFeed:
     def _judge(self, first: FirstVerdicts, began: float, window: Window) -> int:
         """Judge as many replicas as there is time for, and return their number."""
         listed = [one for one in self._kept.values() if one.replica.series]
-        rest = sorted((one for one in listed if one.verdict is not None), key=_age)
+        rest = sorted((one for one in listed if not one.is_new), key=_age)
         changed = sorted((one for one in rest if one.change >= CHANGED_RATIO), key=lambda one: (-one.change, _age(one)))
         count = self._judge_new(first, began, window)
         spent = thread_time() - began
@@ -293,7 +300,8 @@ class FleetFeed:
     def _take_verdict(self, one: _Kept, verdict: ReplicaVerdict) -> None:
         one.verdict = verdict
         one.judged_figures = dict(one.figures)
-        one.newest_seconds = verdict.newest_seconds
+        # One that could not be judged has not ended.
+        one.newest_seconds = max(one.newest_seconds, verdict.newest_seconds)
 
     def _verdicts(self, problem: str | None = None) -> tuple[ReplicaVerdict, ...]:
         return tuple(

@@ -6,13 +6,14 @@ import os
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from kvdiag.commands.daemons.fleet_daemon import status_of
 from kvdiag.commands.diagnose import judge
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
@@ -26,6 +27,7 @@ from kvdiag.feeds.history.prometheus_feed import Survey, Window, survey
 from kvdiag.model import Diagnosis
 from tests.fixtures.hostile import Answer, Hostile, Peer, refused_port, reply, reply_json
 from tests.integration.prometheus.histories import END_SECONDS
+from tests.unit.outputs.test_fleet import SOURCE
 
 WINDOW_SECONDS = 3.0 * 3600.0
 STEP_SECONDS = 300.0
@@ -103,7 +105,11 @@ class Killed(Processes):
     def submit(self, work: Callable[..., Any], /, *arguments: object) -> Future[Any]:
         """Do the work, or kill."""
         self._kills -= 1
-        return super().submit(work, *arguments) if self._kills < 0 else super().submit(kill_self)
+        if self._kills < 0:
+            return super().submit(work, *arguments)
+        future = super().submit(kill_self)
+        wait([future])
+        return future
 
     def restart(self) -> None:
         """Count it."""
@@ -131,12 +137,25 @@ def test_what_a_killed_worker_left_is_judged_by_new_ones(
 def test_what_kills_its_workers_twice_is_unknown(
     two: Callable[..., FleetFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the reason; it is not judged in this process, which would be killed next."""
+    """With the reason and in every round: it is not judged in this process, which would be killed next."""
     monkeypatch.setattr(fleet_feed, "executor", lambda *_: Killed(1000))
-    state = asyncio.run(two().round(END_SECONDS))
-    assert {("unknown", True)} == {
-        (one.present.worst, any("killed twice" in gap.reason for gap in one.present.gaps)) for one in state.verdicts
-    }
+    feed = two()
+    for moment in (END_SECONDS - STEP_SECONDS, END_SECONDS):
+        state = asyncio.run(feed.round(moment))
+        shown = status_of(state, SOURCE, WINDOW_SECONDS, DEFAULT_LIMITS).replicas
+        assert [("unknown", True)] * 2 == [
+            (one.judged.diagnosis.worst, any("not judged: " in gap.reason for gap in one.judged.diagnosis.gaps))
+            for one in shown
+        ]
+
+
+def test_two_kills_leave_the_other_replicas_judged(
+    history: str, two: Callable[..., FleetFeed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be begun after the second one is judged by new workers, too."""
+    monkeypatch.setattr(fleet_feed, "executor", lambda *_: Killed(2))
+    state = asyncio.run(two("").round(END_SECONDS))
+    assert diagnosed(history, END_SECONDS) == {one.key: one.present for one in state.verdicts}
 
 
 class FullDisk(InProcess):

@@ -1,5 +1,7 @@
 """A replica that has ended: its series disappear after an hour."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvdiag.commands.daemons.fleet_daemon import status_of
@@ -22,6 +24,13 @@ def verdict(number: int, newest_seconds: float) -> ReplicaVerdict:
         as_of_seconds=NOW,
         newest_seconds=newest_seconds,
     )
+
+
+def test_a_replica_that_was_never_read_is_shown() -> None:
+    """It has no newest sample, and a fleet without it would be ok."""
+    unread = replace(verdict(0, 0.0), unread="block is corrupted")
+    state = FleetRound(verdicts=(unread, verdict(1, NOW - 30.0)), replicas=2, end_seconds=NOW)
+    assert 2 == len(status_of(state, SOURCE, 86_400.0, DEFAULT_LIMITS).replicas)
 
 
 @pytest.mark.parametrize(("minutes", "shown"), [(59.0, 2), (61.0, 1)])
