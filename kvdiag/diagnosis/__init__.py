@@ -13,7 +13,7 @@ from itertools import islice
 
 from kvdiag.diagnosis.blocks.by_share import with_pool_by_share
 from kvdiag.diagnosis.blocks.orphans import newest_owners
-from kvdiag.diagnosis.confidence import confidence_of
+from kvdiag.diagnosis.confidence import with_confidence
 from kvdiag.diagnosis.earlier_exits import with_earlier_exits
 from kvdiag.diagnosis.growth.profile_conclusion import conclude
 from kvdiag.diagnosis.growth.short_lives import with_short_lives
@@ -61,7 +61,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     past = tuple(_life(one, limits, whole=whole) for one in ended)
     findings = with_short_lives(findings, (*ended, present), limits)
     findings = with_earlier_exits(findings, zip(ended, past, strict=True), limits)
-    findings = tuple(informed(one, present.facts.engine_name) for one in findings)
+    findings = tuple(with_confidence(informed(one, present.facts.engine_name)) for one in findings)
     # Of a server that is down, what was found until its last answer; of the present nothing is healthy then.
     last_worst = present_worst = _status(steps, findings, whole=whole)
     if present_worst == "ok" and _lost(timeline, facts, limits):
@@ -114,11 +114,7 @@ def _life(one: Lifetime, limits: Limits, *, whole: bool) -> Life:
 
 
 def _lived(one: Lifetime, worst: Status, findings: tuple[Finding, ...]) -> Life:
-    problems = tuple(
-        replace(finding, confidence=confidence_of(finding.id, finding.status))
-        for finding in findings
-        if finding.status in ("fault", "suspect")
-    )
+    problems = tuple(with_confidence(finding) for finding in findings if finding.status in ("fault", "suspect"))
     return replace(one.life, worst=worst, findings=problems)
 
 
@@ -130,10 +126,7 @@ def _marked(timeline: Timeline) -> tuple[Step, ...]:
 
 
 def informed(finding: Finding, engine_name: str | None = None) -> Finding:
-    """The finding with the knowledge of its verdict, where the rule did not bring its own, in the engine's words.
-
-    And with how often such findings were right.
-    """
+    """The finding with the knowledge of its verdict, where the rule did not bring its own, in the engine's words."""
     entry = entry_of(finding.id, engine_name)
     return replace(
         finding,
@@ -141,7 +134,6 @@ def informed(finding: Finding, engine_name: str | None = None) -> Finding:
         confirm=worded(finding.confirm, engine_name) if finding.confirm else entry.confirm,
         remedy=worded(finding.remedy, engine_name) if finding.remedy else entry.remedy,
         runbook=finding.runbook or entry.runbook,
-        confidence=confidence_of(finding.id, finding.status),
     )
 
 

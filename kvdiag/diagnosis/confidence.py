@@ -8,10 +8,11 @@ on. Fewer than `MIN_CASES` give no confidence.
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
-from kvdiag.model import Confidence, ConfidenceWord, Status
+from kvdiag.model import Confidence, ConfidenceWord, Finding, Status
 
 MIN_CASES = 10
 """Findings without which their share says little: of ten that are all right, eight in ten are at least."""
@@ -31,6 +32,12 @@ def confidence_of(verdict: str, status: Status) -> Confidence | None:
     low = low_ratio(right, cases)
     word: ConfidenceWord = "certain" if low >= CERTAIN_RATIO else "likely" if low >= LIKELY_RATIO else "possible"
     return Confidence(word=word, ratio=round(right / cases, 4), low_ratio=round(low, 4), cases=cases)
+
+
+def with_confidence(finding: Finding) -> Finding:
+    """The finding with how often such ones were right; without, where it may be either of two and names no culprit."""
+    confidence = None if finding.or_id else confidence_of(finding.id, finding.status)
+    return replace(finding, confidence=confidence)
 
 
 def low_ratio(right: int, cases: int) -> float:

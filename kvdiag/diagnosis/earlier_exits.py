@@ -7,6 +7,7 @@ has a fault or suspect that says why, that is observed and not explained: unknow
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import takewhile
 
 from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
@@ -49,7 +50,10 @@ def with_earlier_exits(
 
 
 def _drained(timeline: Timeline, limits: Limits) -> bool:
-    """Whether a server that is seldom idle was so at its last answers; others may die at such a time."""
-    idle = engine_columns(timeline).idle
-    last = idle[-limits.idle_samples :]
-    return len(last) == limits.idle_samples and all(last) and idle.count(True) <= limits.drained_idle_ratio * len(idle)
+    """Whether a server that is seldom idle was so for its last minute; others may die at such a time."""
+    columns = engine_columns(timeline)
+    idle, times = columns.idle, columns.times_seconds
+    last = sum(1 for _ in takewhile(bool, reversed(idle)))
+    if last < limits.idle_samples or times[-1] - times[-last] < limits.drained_idle_seconds:
+        return False
+    return idle.count(True) <= limits.drained_idle_ratio * len(idle)

@@ -280,12 +280,14 @@ class Limits:
     leaves no room for another, and the mean tokens of a request over those of the pool."""
 
     drained_idle_ratio: float = 0.25
-    """Share of a life's answers without requests up to which such an end of it is no accident."""
+    drained_idle_seconds: float = 60.0
+    """Share of a life's answers without requests up to which an end without any for so long is no accident: pauses of
+    seconds are a part of bursts."""
 
     unexplained_exits: int = 2
     """Exits of a server within one history that make it unknown. No source gives a figure: metrics do not separate a
-    planned restart from a death, so that one is taken for a restart and two planned ones are unknown as well, which
-    asks for the log and calls nothing."""
+    planned restart from a death. One is taken for a restart. Of a busy server that had become idle at its end none
+    counts; other planned ones are unknown as well, which asks for the log and calls nothing."""
 
     model_drift_ratio: float = DRIFT_LIMIT_RATIO
     """Most that the engine's own figures may differ from those predicted from its model's config; rounding, and a last

@@ -120,8 +120,10 @@ class Change:
 
 
 Certainty = Literal["confirmed", "reported"]
-ConfidenceWord = Literal["certain", "likely", "possible"]
 """Of a public report: its cause was found in the code; or the symptom alone is known."""
+
+ConfidenceWord = Literal["certain", "likely", "possible"]
+"""How far findings of an id and status can be relied on: see `kvdiag.diagnosis.confidence`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

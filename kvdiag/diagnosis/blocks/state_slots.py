@@ -12,8 +12,13 @@ def slots_in_use(slots: int) -> str:
 
 
 def newest_slots(floors: tuple[IdleFloor, ...]) -> int | None:
-    """Slots in use at the end of the newest idle interval that shows them; `None` where none does."""
-    return next((one.state_slots for one in reversed(floors) if one.state_slots is not None), None)
+    """Slots in use at the end of the newest idle interval; `None` where it does not show them."""
+    return floors[-1].state_slots if floors else None
+
+
+def slots_before(floors: tuple[IdleFloor, ...]) -> int:
+    """Slots in use at the end of the newest idle interval that shows them; 0 where none does."""
+    return next((one.state_slots for one in reversed(floors) if one.state_slots is not None), 0)
 
 
 def slots_kept(timeline: Timeline, facts: Facts, first: Span, last: Span, limits: Limits) -> int:

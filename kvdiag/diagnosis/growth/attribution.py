@@ -114,9 +114,10 @@ class _DeviceMemory:
         """Torch's growth and that outside it: the suspect of the two is a fault where the server's growth is one.
 
         The server's bytes on the device are their sum, with less noise than either; what does not grow has no part.
+        A whole device may grow by other processes; a fault that is only held may be of growth that has stopped.
         """
-        whole = self.decisive(self.whole)
-        if whole is None or whole[1].status != "fault":
+        whole = self.decisive(Part.SERVER) if self.whole is Part.SERVER else None
+        if whole is None or whole[1].status != "fault" or whole[1].reason == "held":
             return live, outside
 
         def sure(one: Decisive, other: Decisive) -> Decisive:

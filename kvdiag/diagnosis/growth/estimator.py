@@ -140,7 +140,9 @@ class _Work:
         first, last = bisect_left(clock, until - one.window_hours * HOUR_SECONDS), bisect_right(clock, until) - 1
         hours = max((times[last] - times[first]) / HOUR_SECONDS, MINUTE_SECONDS / HOUR_SECONDS)
         # A warm-up ends with the hours; over the work of an evening it may look steady.
-        steady = one.p_steps < limits.certain_steps_p or (
+        steps_alone = one.p_steps < limits.certain_steps_p
+        lasts = hours >= limits.collected_steps_hours or not self.minutes.collected
+        steady = (steps_alone and lasts) or (
             one.keeps_up and one.gain_bytes >= limits.steady_bytes and self._is_even(first, last, limits)
         )
         doubted = hours < limits.slowing_hours and one.gain_bytes < limits.collected_bytes and not steady

@@ -172,6 +172,10 @@ class GrowthLimits:
     """Window from which garbage-collected memory without a longer history may be a fault: with those that confirm it,
     three hours, which include most collections."""
 
+    collected_steps_hours: float = 3.0
+    """Time from the first step of such memory to its last from which steps alone are a fault: a heap warms up, or waits
+    for a collection, in steps as well."""
+
     collected_bytes: float = 2 * GIB
     """Growth beyond which it is no garbage that a collection has yet to return, on the same drawn servers."""
 

@@ -247,8 +247,12 @@ class Minutes:
                 evidence, p_steps=p_steps(jumps, past, frozenset() if much else high_water, size, limits)
             )
         counted = in_steps and not recurring and evidence.p_steps < limits.counted_steps_p and continues(jumps, limits)
-        if counted and (much or evidence.p_steps < limits.certain_steps_p):
-            return replace(evidence, status="fault", reason="grows", by_count=True)
+        certain = much or evidence.p_steps < limits.certain_steps_p
+        if counted and certain:
+            one = replace(evidence, status="fault", reason="grows", by_count=True)
+            lasts = (jumps.jumps[-1][0] - jumps.jumps[0][0]) * size / MINUTES_PER_HOUR
+            warms = self.collected and not much and lasts < limits.collected_steps_hours
+            return replace(one, status="suspect", reason="no past") if warms else one
         by_count = replace(evidence, status="suspect", reason="grows", by_count=True) if counted else None
         if stats.is_step(level) or max(rises) > limits.largest_quarter_ratio * risen:
             return by_count or replace(evidence, reason="event")

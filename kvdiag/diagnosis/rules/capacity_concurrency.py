@@ -84,8 +84,8 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
             summary = f"{summary}; meanwhile throughput fell to {format_ratio(share)} of normal"
             return (Finding(ID, "fault", summary, evidence),)
         if one_fills_the_pool(timeline, facts, limits) is not None:
-            reason = f"one request at a time takes the whole pool, and up to {plural(most, 'request')} waited for it"
-            return (Finding(ID, "ok", f"{reason}: see capacity.long_context", evidence),)
+            waited = f"up to {plural(most, 'request')} waited for it: see capacity.long_context"
+            return (Finding(ID, "ok", f"one request at a time leaves no room for another one, and {waited}", evidence),)
         return (Finding(ID, "suspect", summary, evidence),)
     if (stall := stalled(timeline, facts, limits)) is not None and stall.waiting:
         return (stall.finding(ID, f"{stall.requests} although the pool has room"),)

@@ -33,7 +33,7 @@ from kvdiag.diagnosis.blocks.late_frees import LateFree, held_idle, late_frees
 from kvdiag.diagnosis.blocks.orphans import combined, owners_finding
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
-from kvdiag.diagnosis.blocks.state_slots import newest_slots, slots_in_use
+from kvdiag.diagnosis.blocks.state_slots import newest_slots, slots_before, slots_in_use
 from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
@@ -118,6 +118,10 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
     if held == 0:
         if slots := newest_slots(intervals):
             return (_slots_kept(slots, open_sessions(timeline, last, facts)[0], evidence),)
+        if newest_slots(intervals) is None and (slots := slots_before(intervals)):
+            earlier = f"{plural(slots, 'state slot')} of recurrent layers stayed in use in an earlier idle interval"
+            missing = f"{earlier}, and the last one does not show them; sample the idle server for a minute"
+            return (Finding(ID, "unknown", missing, evidence),)
         if late := late_frees(timeline, facts, limits):
             return (_released_late(late, facts, evidence, limits),)
         if (collapse := hit_collapse(timeline, limits)) is not None:

@@ -1,6 +1,7 @@
 """The facts of one server: version, model, pools and processes, read once before anything else."""
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvdiag.engine_features import features_on
@@ -9,7 +10,7 @@ from kvdiag.engines.engine import EngineAdapter, EngineClient, Identity
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live.alternation import IN_TURN, contradict
 from kvdiag.formatting import format_duration
-from kvdiag.model import MAX_BYTES, Facts, Gap
+from kvdiag.model import MAX_BYTES, Facts, Gap, HostCache
 from kvdiag.sources import host, served_model
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_text import Page
@@ -87,9 +88,6 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
     commands = host.commands(pids or (), engine.environment)
     pools, pool_gaps = engine.parse_pools(page, identity.version, commands)
     ranks = engine.parallel_ranks(commands)
-    # Where both limit a cache, the command line counts.
-    reported = (cache for command in commands for cache in limits_on_command_line(command))
-    caches = {cache.name: cache for cache in (*engine.parse_caches(page), *reported)}
     root = served_model.model_folder(identity.root, pids or ())
     on_disk, weight_gaps = served_model.weights_bytes(root) if identity.weights_bytes is None else (None, ())
     weights = identity.weights_bytes or on_disk
@@ -102,7 +100,7 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
         pools=pools,
         server_pids=pids,
         weights_bytes=weights if weights is None or weights < MAX_BYTES else None,
-        host_caches=None if pids is None and not caches else tuple(caches.values()),
+        host_caches=limited_caches(engine.parse_caches(page), None if pids is None else commands),
         host_limit_bytes=host.limit_bytes(pids or ()),
         model_config=served_model.model_config(root),
         kv_connector=engine.kv_connector(page, commands),
@@ -112,3 +110,15 @@ def read_facts(url: str, engine: EngineAdapter, identity: Identity, page: Page, 
         capabilities=engine.capabilities(page),
         gaps=(*gaps, *pool_gaps, *pid_gaps, *weight_gaps),
     )
+
+
+def limited_caches(on_page: Iterable[HostCache], commands: Sequence[str] | None) -> tuple[HostCache, ...] | None:
+    """The caches that the page or a command line limits; `None` where none does and not every command line is known.
+
+    A command that is not readable, or whose environment is not, may set any limit.
+    """
+    # Where both limit a cache, the command line counts.
+    reported = (cache for command in commands or () for cache in limits_on_command_line(command))
+    caches = {cache.name: cache for cache in (*on_page, *reported)}
+    known = commands is not None and all(command and host.NO_ENVIRONMENT not in command for command in commands)
+    return tuple(caches.values()) if known or caches else None

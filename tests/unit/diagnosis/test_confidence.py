@@ -2,8 +2,9 @@
 
 import pytest
 
-from kvdiag.diagnosis.confidence import confidence_of, low_ratio
+from kvdiag.diagnosis.confidence import confidence_of, low_ratio, with_confidence
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
+from kvdiag.model import Finding
 
 
 @pytest.mark.parametrize(("right", "cases", "low"), [(55, 55, 0.953), (10, 10, 0.787), (25, 40, 0.494), (0, 12, 0.0)])
@@ -22,6 +23,13 @@ def test_findings_say_how_often_they_were_right() -> None:
     assert suspect.low_ratio < suspect.ratio < fault.ratio
     assert confidence_of("leak.host", "ok") is None
     assert confidence_of("fragmentation.kv_waste", "fault") is None
+
+
+def test_a_finding_without_a_culprit_has_no_confidence() -> None:
+    """The counts are of findings that name one."""
+    named = Finding("leak.device_torch", "fault", "it grows")
+    either = Finding("leak.device_torch", "fault", "it grows", or_id="leak.device_non_torch")
+    assert [True, False] == [with_confidence(one).confidence is not None for one in (named, either)]
 
 
 def test_no_count_is_impossible() -> None:

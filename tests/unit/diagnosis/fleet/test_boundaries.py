@@ -322,6 +322,12 @@ def test_total_that_is_flat_leaves_no_room_for_a_part() -> None:
     assert "leak.device_non_torch" == finding(six(SIX, "server", hours=7.0)).or_id
 
 
+def test_a_fleet_has_no_confidence() -> None:
+    """How often findings were right was counted on single servers."""
+    (leak,) = of(compare(six(SIX)).findings, TORCH)
+    assert ("fault", None) == (leak.status, leak.confidence)
+
+
 @pytest.mark.parametrize(
     ("summaries", "worst"),
     [

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from kvdiag.diagnosis.growth.attribution import (
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.model import Allocator, Device, Facts, Finding, Memory, Sample, Timeline
 from tests.builders.answers import evidence, statuses
+from tests.builders.series import seeded
 from tests.builders.values import GIB, allocator, device, engine, pool, process, split
 
 MB = 10**6
@@ -272,3 +274,18 @@ def test_growth_on_an_engine_without_torch_has_one_verdict() -> None:
     assert ("ok", grown) == (torch.status, non_torch)
     torch, non_torch = undecided(grown, Facts(engine_name="vllm"))
     assert ("fault", NON_TORCH, "unknown") == (torch.status, torch.or_id, non_torch.status)
+
+
+@pytest.mark.parametrize(("listed", "status"), [(False, "suspect"), (True, "fault")])
+def test_only_the_servers_own_bytes_confirm_a_suspect(listed: bool, status: str) -> None:
+    """A whole device may grow by other processes as well."""
+    random = seeded("walk 1")
+    walk = list(accumulate(random.gauss(0.0, 20.0 * MB) for _ in range(80)))
+
+    def part(grown: int, minute: int) -> tuple[tuple[Device, ...], tuple[Allocator, ...]]:
+        own = 21 * GIB + grown
+        one = worker(6 * GIB + grown + round(walk[minute]), 20 * GIB + grown, process_bytes=own)
+        return (card(own if listed else None, used=30 * GIB + grown),), (one,)
+
+    torch, _ = torch_growth(seen(part, rate_mb_per_minute=7.0), KNOWN, DEFAULT_LIMITS)
+    assert status == torch.status

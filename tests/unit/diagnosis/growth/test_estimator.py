@@ -79,6 +79,13 @@ def test_four_steps_within_an_hour_are_a_fault() -> None:
     assert "none" == stopped.status
 
 
+@pytest.mark.parametrize(("hours", "status"), [(1.15, "suspect"), (4.15, "fault")])
+def test_steps_of_a_heap_are_a_fault_once_they_last_for_hours(hours: float, status: str) -> None:
+    """A heap that warms up, or is not collected yet, climbs in steps as well."""
+    growth = decided(assess(series(lambda hour: 100 * MIB * (4.0 * hour // 1.0), hours, collected=True), LIMITS))
+    assert status == growth.status
+
+
 def test_a_sawtooth_without_its_falls_is_no_growth() -> None:
     """Garbage that is collected after more than a day's floor has risen: the claim is not the floor's rise."""
     found = assess(series(lambda hour: 700 * MB * (hour % 0.9) + 60 * MB * hour, 4.0), LIMITS)

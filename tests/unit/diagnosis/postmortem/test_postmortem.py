@@ -183,3 +183,9 @@ def test_a_start_without_its_log_says_what_is_missing_and_what_is_known() -> Non
     said = sentence(postmortem(Case(timeline=crashed)))
     assert all(words in said for words in ("log", "never answered in 23 s", "1.00 GiB"))
     assert 1 == said.count("GiB")
+
+
+def test_a_crash_has_no_confidence() -> None:
+    """How often findings were right was counted on servers that run."""
+    found = finding("spike.activation", account())
+    assert found.confidence is None

@@ -10,10 +10,12 @@ import pytest
 
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.live.server_facts import gather_facts, read_facts
+from kvdiag.feeds.live.server_facts import gather_facts, limited_caches, read_facts
 from kvdiag.model import Facts
+from kvdiag.sources.host import NO_ENVIRONMENT
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
+from tests.builders.values import GIB
 from tests.fixtures.hostile import LONG_SECONDS, Answer, Hostile, Peer, reply
 from tests.unit.commands.bad_input.refusals import SERVER
 
@@ -41,6 +43,25 @@ def test_the_server_and_its_host_are_told_together() -> None:
     facts = gathered()
     assert ("0.32.0", "tiny", 20_000) == (facts.engine_version, facts.model, facts.max_model_len_tokens)
     assert facts.server_pids
+
+
+@pytest.mark.parametrize(
+    ("commands", "limits"),
+    [
+        (None, None),
+        ([""], None),
+        ([f"{NO_ENVIRONMENT} llama-server -m x"], None),
+        (["llama-server -m x", ""], None),
+        (["llama-server -m x"], []),
+        (["llama-server -m x --cache-ram 4096", ""], [4 * GIB]),
+    ],
+)
+def test_caches_without_a_limit_are_known_by_whole_command_lines(
+    commands: list[str] | None, limits: list[int] | None
+) -> None:
+    """A command line or an environment that another user's process hides may limit the cache: no default is taken."""
+    found = limited_caches((), commands)
+    assert limits == (None if found is None else [one.limit_bytes for one in found])
 
 
 def test_a_host_that_hangs_is_an_error_and_no_wait() -> None:

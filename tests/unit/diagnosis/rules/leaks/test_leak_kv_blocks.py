@@ -242,6 +242,13 @@ def test_state_slots_that_stay_in_use_are_a_leak(slots: int | None, sessions: in
     assert status == verdict(seen(kept, kept)).status
 
 
+@pytest.mark.parametrize(("slots", "status"), [(None, "unknown"), (0, "ok")])
+def test_state_slots_of_an_earlier_idle_interval_are_not_still_in_use(slots: int | None, status: str) -> None:
+    """The last interval counts: where it does not show the slots, the earlier count decides nothing."""
+    kept, last = replace(holding(0), state_slots_used=2), replace(holding(0), state_slots_used=slots)
+    assert status == verdict(seen(kept, kept, *busy(), last, last)).status
+
+
 def test_figures_that_are_not_known_are_left_out() -> None:
     """Blocks in use from the start on have no rate; a pool whose bytes are not reported has its leak in blocks."""
     without_rate, without_size = (
