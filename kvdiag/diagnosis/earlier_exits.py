@@ -1,8 +1,9 @@
 """Exits of earlier lives of the server, as part of what the present one shows: a restart explains no death.
 
 A single exit may be an operator's restart, and so is any of a busy server that had become idle: who restarts a server
-on purpose takes its traffic away first. From `unexplained_exits` others on, the server keeps dying, and where no life
-has a fault or suspect that says why, that is observed and not explained: unknown, with the count, and never healthy.
+on purpose takes its traffic away first. From `LifeLimits.unexplained_exits` others on, the server keeps dying, and
+where no life has a fault or suspect that says why, that is observed and not explained: unknown, with the count, and
+never healthy.
 """
 
 from collections.abc import Iterable
@@ -26,14 +27,14 @@ def with_earlier_exits(
     Args:
         findings: those of the present life.
         ended: the lives before it, as they were observed, and judged.
-        limits: `unexplained_exits` is how many exits count.
+        limits: `lives.unexplained_exits` is how many exits count.
 
     Returns:
         The same findings where there were fewer exits, or one of the lives has a fault or suspect.
     """
     lives = tuple(ended)
     exited = [life for observed, life in lives if life.end == "exited" and not _drained(observed.timeline, limits)]
-    if len(exited) < limits.unexplained_exits or any(life.findings for _, life in lives):
+    if len(exited) < limits.lives.unexplained_exits or any(life.findings for _, life in lives):
         return findings
     detail = f"; the last time: {exited[-1].end_detail}" if exited[-1].end_detail else ""
     summary = (
@@ -54,6 +55,6 @@ def _drained(timeline: Timeline, limits: Limits) -> bool:
     columns = engine_columns(timeline)
     idle, times = columns.idle, columns.times_seconds
     last = sum(1 for _ in takewhile(bool, reversed(idle)))
-    if last < limits.idle_samples or times[-1] - times[-last] < limits.drained_idle_seconds:
+    if last < limits.idle_samples or times[-1] - times[-last] < limits.lives.drained_idle_seconds:
         return False
-    return idle.count(True) <= limits.drained_idle_ratio * len(idle)
+    return idle.count(True) <= limits.lives.drained_idle_ratio * len(idle)

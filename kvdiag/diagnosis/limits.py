@@ -2,14 +2,16 @@
 
 They stand together so that two rules cannot use two figures for one thing, and are passed to every rule, so that tests
 and benchmarks can vary them; users set only the few of `commands/options/thresholds`. A docstring says what a value
-separates and where it comes from: the engine's source, a measurement, or reports. Those of growth and of a fleet are
-nested (growth/growth_limits.py); kvdiag/admission.py has its own.
+separates and where it comes from: the engine's source, a measurement, or reports. Those of growth, of a fleet and of a
+server's lives are nested (*_limits.py); kvdiag/admission.py has its own.
 """
 
 from dataclasses import dataclass
 
+from kvdiag.diagnosis.fleet_limits import FLEET_LIMITS, FleetLimits
 from kvdiag.diagnosis.growth import growth_limits
 from kvdiag.diagnosis.growth.growth_limits import GIB, KIB, MIB
+from kvdiag.diagnosis.life_limits import LIFE_LIMITS, LifeLimits
 from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO
 from kvdiag.model import PressureThresholds
 
@@ -36,12 +38,6 @@ class Limits:
 
     lost_readings: int = 3
     """Failed samples in a row at the end from which a source counts as lost: one may be late on a busy machine."""
-
-    exit_seconds: float = 90.0
-    """Time after a server's last answer in which its memory is freed: a scrape a minute, and a late one."""
-
-    noticed_seconds: float = 60.0
-    """Time after its first answer in which a new process is noticed: host and facts are read less often."""
 
     process_lists_seconds: float = 15.0
     """Age up to which the ledger prefers a device sample with process lists to a newer one without: they come every 5
@@ -117,6 +113,9 @@ class Limits:
     torch_quantum_bytes: int = 64 * KIB
     """Torch counts to the 512 bytes; below this per cycle eight cycles cannot separate a leak from tables that fill."""
 
+    lives: LifeLimits = LIFE_LIMITS
+    """When a life of the server begins and ends, and when its end counts."""
+
     growth: growth_limits.GrowthLimits = growth_limits.GROWTH_LIMITS
     """When memory over hours counts as growing."""
 
@@ -126,7 +125,7 @@ class Limits:
     soak: growth_limits.SoakLimits = growth_limits.SOAK_LIMITS
     """When memory after a soak's load and idle cycles counts as growing."""
 
-    fleet: growth_limits.FleetLimits = growth_limits.FLEET_LIMITS
+    fleet: FleetLimits = FLEET_LIMITS
     """When the replicas of one version, taken together, count as growing."""
 
     # fragmentation.kv_waste and the steps' blocks
@@ -278,16 +277,6 @@ class Limits:
     long_tokens_ratio: float = 0.4
     """When a queue is due to the length of requests: samples with a queue, the share in which one request runs and
     leaves no room for another, and the mean tokens of a request over those of the pool."""
-
-    drained_idle_ratio: float = 0.25
-    drained_idle_seconds: float = 60.0
-    """Share of a life's answers without requests up to which an end without any for so long is no accident: pauses of
-    seconds are a part of bursts."""
-
-    unexplained_exits: int = 2
-    """Exits of a server within one history that make it unknown. No source gives a figure: metrics do not separate a
-    planned restart from a death. One is taken for a restart. Of a busy server that had become idle at its end none
-    counts; other planned ones are unknown as well, which asks for the log and calls nothing."""
 
     model_drift_ratio: float = DRIFT_LIMIT_RATIO
     """Most that the engine's own figures may differ from those predicted from its model's config; rounding, and a last

@@ -3,8 +3,8 @@
 A restart leaves nothing behind that the new process could be judged by, and nothing of the new process says what the
 old one did. A new process shows in counters that begin at 0 again, in host processes that are all others, in the start
 that the server reports, or in facts that changed. A life ends with its last answer. What follows belongs to it for
-`exit_seconds`, in which the memory of an exited process is freed, and the first sample after it in any case; the rest
-of an outage belongs to no life.
+`LifeLimits.freed_seconds`, in which the memory of an exited process is freed, and the first sample after it in any
+case; the rest of an outage belongs to no life.
 """
 
 import math
@@ -34,7 +34,7 @@ def lifetimes(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Lifetim
 
 def restarts(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[int, ...]:
     """The places of the samples with the first answer of each new process."""
-    key = ("restarts", facts.started_seconds, limits.noticed_seconds)
+    key = ("restarts", facts.started_seconds, limits.lives.noticed_seconds)
     return timeline.once(key, lambda: _restarts(timeline, facts, limits))
 
 
@@ -71,7 +71,7 @@ def _restarts(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[int, ..
         if before is None:
             replaced = False  # it was starting
         elif fell or replaced:
-            last, recent_seconds = (found or [0])[-1], answered - limits.noticed_seconds
+            last, recent_seconds = (found or [0])[-1], answered - limits.lives.noticed_seconds
             if not fell and back > last and timeline.samples[back].at_seconds >= recent_seconds:
                 found.append(back)
             # Processes and facts of a start that the counters have shown already are no other one.
@@ -96,7 +96,7 @@ def _split(timeline: Timeline, facts: Facts, limits: Limits) -> Iterator[Lifetim
         if is_over:
             life = replace(life, end_seconds=part[answer].at_seconds)
             # The first sample of the outage shows what was freed, however rarely samples are taken.
-            until = max([part[answer].at_seconds + limits.exit_seconds, *(one.at_seconds for one in after[:1])])
+            until = max([part[answer].at_seconds + limits.lives.freed_seconds, *(one.at_seconds for one in after[:1])])
             part = tuple(one for one in part if one.at_seconds <= until)
         seen = timeline
         if len(part) < len(samples):

@@ -28,6 +28,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     floor_before,
     highest_blocks,
     judge_load,
+    kept_by_requests,
     last_span,
     load_figures,
     measure,
@@ -49,7 +50,6 @@ from kvdiag.diagnosis.rules.leak_device import leak_of_cycles
 from kvdiag.diagnosis.timeline_queries import (
     floor_within,
     gap_reason,
-    kept_by_requests,
     open_sessions,
     server_devices,
     server_uuids,

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise, takewhile
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
-from kvdiag.formatting import plural
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
 from kvdiag.model import (
     MAX_COUNT,
@@ -23,7 +22,6 @@ from kvdiag.model import (
     Engine,
     Facts,
     KvPool,
-    Outcome,
     Sample,
     Span,
     Timeline,
@@ -197,26 +195,6 @@ def own_blocks(sample: Sample, facts: Facts, limits: Limits) -> int | None:
 def small_request_blocks(facts: Facts, limits: Limits) -> int:
     """The most blocks of a small request that makes gauges move."""
     return sum(-(-limits.refresh_tokens // pool.block_tokens) for pool in facts.pools)
-
-
-class Kept(NamedTuple):
-    """Blocks that each of some requests left in use, `None` where unknown; "at least " or ""; the requests in words."""
-
-    each_blocks: float | None
-    at_least: str
-    requests: str
-
-
-def kept_by_requests(kept: int, outcomes: Sequence[Outcome], facts: Facts, limits: Limits) -> Kept:
-    """How many of the kept blocks each request left in use, on average.
-
-    Small requests that make gauges move may each have left all of its blocks: others left at least what remains.
-    """
-    small = sum(one.refreshes for one in outcomes)
-    count = sum(one.requests for one in outcomes) - small
-    each = (kept - small * small_request_blocks(facts, limits)) / max(count, 1)
-    requests = plural(count, "request") + (f" and {plural(small, 'small one')}" if small else "")
-    return Kept(each if count and each > 0 else None, "at least " if small else "", requests)
 
 
 def _settled(last: Sequence[int | None]) -> int | None:

@@ -63,7 +63,7 @@ def combined(counted: Finding, outside: Finding, timeline: Timeline, limits: Lim
 def newest_owners(timeline: Timeline, limits: Limits) -> tuple[BlockOwners, ...]:
     """The newest counts of every engine, none where they stopped before the timeline's end."""
     end_seconds = timeline.samples[-1].at_seconds if timeline.samples else 0.0
-    recent = timeline.between(end_seconds - limits.noticed_seconds, end_seconds)
+    recent = timeline.between(end_seconds - limits.lives.noticed_seconds, end_seconds)
     return next((sample.block_owners for sample in reversed(recent) if sample.block_owners), ())
 
 

@@ -9,6 +9,7 @@ are suspect, and a fault above 1.5 times; fewer are suspect too, since then a re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import NamedTuple
 
 from kvdiag.diagnosis.blocks.expected import (
     FREED_LATE_TOKENS,
@@ -187,6 +188,26 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
         compared = f"{facts.capabilities.unit}s in use can be judged only while all {ours} run"
         return f"{ran} at the same time; {compared}; check the size of the KV pool and the limit of concurrent requests"
     return f"{samples} of the {needed} samples needed were taken while all requests ran; repeat the run"
+
+
+class Kept(NamedTuple):
+    """Blocks that each of some requests left in use, `None` where unknown; "at least " or ""; the requests in words."""
+
+    each_blocks: float | None
+    at_least: str
+    requests: str
+
+
+def kept_by_requests(kept: int, outcomes: Sequence[Outcome], facts: Facts, limits: Limits) -> Kept:
+    """How many of the kept blocks each request left in use, on average.
+
+    Small requests that make gauges move may each have left all of its blocks: others left at least what remains.
+    """
+    small = sum(one.refreshes for one in outcomes)
+    count = sum(one.requests for one in outcomes) - small
+    each = (kept - small * small_request_blocks(facts, limits)) / max(count, 1)
+    requests = plural(count, "request") + (f" and {plural(small, 'small one')}" if small else "")
+    return Kept(each if count and each > 0 else None, "at least " if small else "", requests)
 
 
 def not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) -> str:

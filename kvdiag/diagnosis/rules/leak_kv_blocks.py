@@ -34,6 +34,7 @@ from kvdiag.diagnosis.blocks.orphans import combined, owners_finding
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.blocks.state_slots import newest_slots, slots_before, slots_in_use
+from kvdiag.diagnosis.blocks.step_accounting import kept_by_requests
 from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
@@ -45,7 +46,6 @@ from kvdiag.diagnosis.timeline_queries import (
     held_blocks,
     idle_floors,
     is_idle,
-    kept_by_requests,
     open_sessions,
     sample_usage,
 )

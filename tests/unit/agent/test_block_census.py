@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_busy_engine_is_not_accused_and_its_losses_are_named(monkeypatch: pytest
             moved(scheduler, rng, next(numbers))
             scheduler.step()
 
-    monkeypatch.setattr("kvdiag.agent.block_census.time.sleep", work)
+    monkeypatch.setattr(time, "sleep", work)
     for number in range(200):
         for _ in range(rng.randrange(8)):
             moved(scheduler, rng, next(numbers))

@@ -98,7 +98,7 @@ def test_a_server_that_is_down_is_judged_as_of_its_last_answer() -> None:
         replace(one, devices=(device(used_bytes=8 * GIB, processes=(process(7, 7 * GIB),)),))
         for one in life(100.0, LEAKED_BLOCKS)
     )
-    later = outage(120.0 + DEFAULT_LIMITS.exit_seconds, devices=taken)
+    later = outage(120.0 + DEFAULT_LIMITS.lives.freed_seconds, devices=taken)
     found = judged(own, outage(120.0), later)
     (last,) = found.lives
     assert (119.0, 119.0) == (found.down_since_seconds, finding(found, "leak.kv_blocks").last_seen_seconds)
@@ -106,7 +106,9 @@ def test_a_server_that_is_down_is_judged_as_of_its_last_answer() -> None:
     assert "fault" != finding(found, "baseline.foreign_memory").status
 
 
-@pytest.mark.parametrize("seconds", [120.0, 121.0 + DEFAULT_LIMITS.exit_seconds], ids=["at once", "rarely sampled"])
+@pytest.mark.parametrize(
+    "seconds", [120.0, 121.0 + DEFAULT_LIMITS.lives.freed_seconds], ids=["at once", "rarely sampled"]
+)
 def test_memory_that_an_exit_freed_shows_it(seconds: float) -> None:
     """An exit, and not just no answer: the first sample of the outage has a tenth of the device more free."""
     before = tuple(replace(one, devices=(device(used_bytes=22 * GIB),)) for one in life(100.0, 0))

@@ -15,7 +15,6 @@ from kvdiag.diagnosis.timeline_queries import (
     gap_reason,
     held_blocks,
     idle_floors,
-    kept_by_requests,
     most_open,
     most_requests,
     newest_devices,
@@ -40,7 +39,6 @@ from kvdiag.model import (
     Facts,
     Gap,
     Load,
-    Outcome,
     Sample,
     Timeline,
     Workload,
@@ -379,20 +377,3 @@ def test_a_renewal_that_ends_work_is_current_at_once() -> None:
     assert within is not None
     assert 0 == within.blocks
     assert () == idle_floors(timeline(*busy.samples[1:]), TIMED, DEFAULT_LIMITS)
-
-
-@pytest.mark.parametrize(
-    ("small", "kept", "each", "words"),
-    [
-        (0, 28, 4.0, ("", "7 requests")),
-        (35, 98, 4.0, ("at least ", "7 requests and 35 small ones")),
-        (35, 70, None, ("at least ", "7 requests and 35 small ones")),
-    ],
-)
-def test_small_requests_may_have_left_all_of_their_blocks(
-    small: int, kept: int, each: float | None, words: tuple[str, str]
-) -> None:
-    """Two blocks each of 16 tokens: the others left at least what remains, which may be nothing."""
-    done = Outcome(completed=7, failed=0, prompt_tokens=0, generated_tokens=0, refreshes=small)
-    found = kept_by_requests(kept, [done], KNOWN, DEFAULT_LIMITS)
-    assert (each, *words) == found

@@ -14,6 +14,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     floor_before,
     highest_blocks,
     judge_load,
+    kept_by_requests,
     last_span,
     load_figures,
     measure,
@@ -22,7 +23,19 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     tolerated_blocks,
 )
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Capabilities, Engine, Facts, Gap, MeasuredFigures, Sample, Span, Status, StepFigures, Timeline
+from kvdiag.model import (
+    Capabilities,
+    Engine,
+    Facts,
+    Gap,
+    MeasuredFigures,
+    Outcome,
+    Sample,
+    Span,
+    Status,
+    StepFigures,
+    Timeline,
+)
 from tests.builders.answers import containing
 from tests.builders.values import MIB, pool
 from tests.unit.diagnosis.loads import KNOWN, OUTCOME, SPAN, WHOLE, WORKLOAD, idle, marks, seen, under_load
@@ -370,3 +383,18 @@ def test_a_load_that_cannot_be_judged_says_so() -> None:
     judge_load("load", seen(*WHOLE[2:]), KNOWN, DEFAULT_LIMITS)
     assert ("fault", ("n",)) == (refusal.status, refusal.notes)
     assert ("unknown", ()) == (absent.status, absent.notes)
+
+
+@pytest.mark.parametrize(
+    ("small", "kept", "each", "words"),
+    [
+        (0, 28, 4.0, "7 requests"),
+        (35, 98, 4.0, "at least 7 requests and 35 small ones"),
+        (35, 70, None, "at least 7 requests and 35 small ones"),
+    ],
+)
+def test_small_requests_may_have_left_all_blocks(small: int, kept: int, each: float | None, words: str) -> None:
+    """Two blocks each of 16 tokens: the others left at least what remains, which may be nothing."""
+    done = Outcome(completed=7, failed=0, prompt_tokens=0, generated_tokens=0, refreshes=small)
+    found = kept_by_requests(kept, [done], KNOWN, DEFAULT_LIMITS)
+    assert (each, words) == (found.each_blocks, found.at_least + found.requests)

@@ -1,0 +1,125 @@
+"""What a Prometheus answers, decoded: samples as they are, nothing taken for them that is none."""
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvdiag.sources.http import Unreadable
+from kvdiag.sources.prometheus_answers import History, Points, add_samples, decoded_answer
+
+START, END = 1_000_000.0, 1_086_400.0
+NAME = {"__name__": "up", "pod": "a"}
+KEY = (("__name__", "up"), ("pod", "a"))
+
+
+def matrix(*points: tuple[float | str, ...], **more: Any) -> dict[str, Any]:
+    """An answer with one series."""
+    result = [{"metric": NAME, "values": [list(point) for point in points]}]
+    return {"status": "success", "data": {"resultType": "matrix", "result": result}, **more}
+
+
+POINTS = st.lists(
+    st.tuples(st.floats(START, END), st.sampled_from(["1", "0.5", "NaN", "+Inf", "-Inf", "1e999"])), max_size=30
+)
+
+
+@given(POINTS, POINTS)
+def test_points_ascend_and_are_finite(first: list[tuple[float, str]], second: list[tuple[float, str]]) -> None:
+    """Out of order, twice or no number: what is kept ascends strictly and can be counted with."""
+    # Answers with any points come one after the other
+    history = History()
+    for points in (first, second):
+        add_samples(json.loads(json.dumps(matrix(*points))), START, END, history)
+    kept = history.series.get(KEY, Points())
+    assert sorted(set(kept.times)) == list(kept.times)
+    assert all(value in (1.0, 0.5) for value in kept.values)
+    assert len(kept) <= len(first) + len(second)
+
+
+LABEL_TEXTS = st.sampled_from(["a", '"values":[[1,"2"]]', '"]]', "\\", ',"', "\u00e9"])
+COMPACT = st.lists(
+    st.tuples(
+        LABEL_TEXTS,
+        st.lists(
+            st.tuples(st.floats(START, END), st.sampled_from(["1", "0.25", "NaN", "+Inf", "x", "1_0", " 1", "true"])),
+            max_size=9,
+        ),
+    ),
+    max_size=5,
+)
+
+
+@given(COMPACT, st.booleans())
+def test_written_without_spaces_an_answer_is_the_same(some: list[tuple[str, list[Any]]], ascii_only: bool) -> None:
+    """Samples cut out of the text are those that JSON has, with any text in the labels; so are errors."""
+    result = [
+        {"metric": {"__name__": "up", "pod": text}, "values": [list(point) for point in points]}
+        for text, points in some
+    ]
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+
+    def kept(text: str) -> object:
+        history = History()
+        try:
+            count = add_samples(decoded_answer(text.encode(), "x") or {}, START, END, history)
+        except Unreadable as error:
+            return str(error)
+        return count, {key: (list(one.times), list(one.values), one.refused) for key, one in history.series.items()}
+
+    compact = json.dumps(answer, separators=(",", ":"), ensure_ascii=ascii_only)
+    assert kept(json.dumps(answer)) == kept(compact)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"data":{"result":[{"metric":{},"values":0}]}}',
+        b'{"data":{"result":[{"metric":{},"values":0},{"metric":{},"values":[[1,"2"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"]],"values":[[3,"4"]]}]}}',
+        b'{"data":{"result":[{"metric":{"values":[[1,"2"]]}}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"],[3,"4",5,"6"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"]',
+        b'{"data":{"result":[{"metric":{},"values":[[1,2,"3"],["4"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"2"],[],[3,"4"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1_0,"2"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"1,2"],[3,""]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,"true"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[,""]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[997,998,"1,2"]]}]}}',
+        b'{"data":{"result":[{"metric":{},"values":[[1,],[2,"3""4"]]}]}}',
+        b'{"data":[{"values":[[1,"2"]]}]}',
+    ],
+)
+def test_an_answer_that_is_not_a_matrix_is_decoded_as_json(body: bytes) -> None:
+    """Of a server that writes something else nothing is taken for samples."""
+    try:
+        expected = json.loads(body)
+    except ValueError:
+        expected = None
+    assert expected == decoded_answer(body, "x")
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1", "1 ", "\u0661", "infinity", "true", "0x1", "", ".5", "1e"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_a_value_is_a_number_as_servers_write_it(text: str, separators: tuple[str, str]) -> None:
+    """Python reads more as a number than a Prometheus ever writes."""
+    body = json.dumps(matrix((START, "1"), (START + 30.0, text)), separators=separators).encode()
+    with pytest.raises(Unreadable):
+        add_samples(decoded_answer(body, "x") or {}, START, END, History())
+
+
+def test_series_of_one_scrape_share_their_times() -> None:
+    """A later answer replaces them and leaves the other series' as they were."""
+    answer = matrix((START, "1"), (START + 30.0, "2"))
+    result = answer["data"]["result"]
+    result.append({**result[0], "metric": {**NAME, "pod": "b"}})
+    history = History()
+    add_samples(decoded_answer(json.dumps(answer, separators=(",", ":")).encode(), "x") or {}, START, END, history)
+    first, second = history.series.values()
+    assert first.times is second.times
+    first.add(array("d", [START + 60.0]), array("d", [3.0]))
+    assert (3, 2) == (len(first), len(second))
