@@ -386,15 +386,15 @@ def test_a_load_that_cannot_be_judged_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("small", "kept", "each", "words"),
+    ("small", "kept", "each", "at_least"),
     [
-        (0, 28, 4.0, "7 requests"),
-        (35, 98, 4.0, "at least 7 requests and 35 small ones"),
-        (35, 70, None, "at least 7 requests and 35 small ones"),
+        (0, 28, 4.0, False),
+        (35, 98, 4.0, True),
+        (35, 70, None, True),
     ],
 )
-def test_small_requests_may_have_left_all_blocks(small: int, kept: int, each: float | None, words: str) -> None:
+def test_small_ones_may_have_left_all_blocks(small: int, kept: int, each: float | None, at_least: bool) -> None:
     """Two blocks each of 16 tokens: the others left at least what remains, which may be nothing."""
     done = Outcome(completed=7, failed=0, prompt_tokens=0, generated_tokens=0, refreshes=small)
     found = kept_by_requests(kept, [done], KNOWN, DEFAULT_LIMITS)
-    assert (each, words) == (found.each_blocks, found.at_least + found.requests)
+    assert (each, at_least) == (found.each_blocks, bool(found.at_least))
