@@ -9,7 +9,8 @@
   readers too. Counters and waiting requests are read from it every `METRICS_SECONDS`, as Prometheus does; in between
   they are missing, not old. Where /slots is off, or would keep the server awake, it is read each time.
 - /props is read at every other sample. Of two servers that answer by turns, two requests a sample would always meet
-  the same one with /slots, and never show that there is another.
+  the same one with /slots, and never show that there is another. Where the command line is unknown, an answer that is
+  as old as the shortest --sleep-idle-seconds is not used: the server may sleep by then.
 """
 
 import asyncio
@@ -46,6 +47,9 @@ METRICS_SECONDS = 15.0
 HOST_SECONDS = 10.0
 """Longest wait for the command lines of the processes on this host."""
 
+SHORTEST_IDLE_SECONDS = 1.0
+"""The least value of --sleep-idle-seconds."""
+
 NOT_IMPLEMENTED = 501
 """The status of an endpoint that is turned off."""
 
@@ -69,6 +73,7 @@ class LlamaClient(OpenAIClient):
         self._scraped_seconds: float | None = None
         self._sleeps = False
         self._newest_props: dict[str, Any] | None = None
+        self._props_seconds = 0.0
         self._tasks: dict[int, int | None] = {}
         """The task that each slot had when it was read first."""
 
@@ -149,10 +154,12 @@ class LlamaClient(OpenAIClient):
     def _kept_props(self) -> dict[str, Any] | None:
         """The settings of the sample before, once; `None` where they are to be read."""
         kept, self._newest_props = self._newest_props, None
-        return None if self._sleeps else kept
+        is_old = self._options is None and self._clock() - self._props_seconds >= SHORTEST_IDLE_SECONDS
+        return None if self._sleeps or is_old else kept
 
     async def _page(self, *, scrape: bool, props: dict[str, Any] | None = None) -> Page:
         if props is None:
+            self._props_seconds = self._clock()
             props = self._newest_props = await self._props()
         page = dict(server_page(props, self._models, self._options, self._cells))
         if any(line.value for line in page.get(SLEEPING, ())):

@@ -116,6 +116,14 @@ def test_a_sleeping_server_is_not_woken() -> None:
     assert (True, ["/props"]) == (engine(reading).asleep, server.asked)
 
 
+@pytest.mark.parametrize(("step_seconds", "props"), [(0.1, 2), (1.0, 4)])
+def test_a_server_whose_command_line_is_unknown_may_have_gone_to_sleep(step_seconds: float, props: int) -> None:
+    """Whether it sleeps is asked after the shortest time in which it may do so; before that at every other sample."""
+    server = Server()
+    server.read(4, step_seconds=step_seconds)
+    assert (props, 4) == (server.asked.count("/props"), server.asked.count("/slots"))
+
+
 @pytest.mark.parametrize(
     ("off", "known"),
     [(("/metrics",), (0, 0.0)), (("/slots",), (0, 0.0)), (("/slots", "/metrics"), None)],
