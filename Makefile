@@ -11,7 +11,10 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 4
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-UNIT_TESTS = $(1)/bin/python -m pytest -n 2 --dist loadgroup -m "not long" tests/unit tests/golden
+UNIT_TESTS = $(1)/bin/python -m pytest -q -n 2 --dist loadgroup -m "not long" tests/unit tests/golden
+
+# These import no dependency, as `make check` checks: no version of one can change what they do.
+WITHOUT_DEPENDENCIES = agent diagnosis kv model stats
 
 GPU_PYTHON ?= python3
 OUT ?= .cache/gpu
@@ -44,8 +47,9 @@ everyday: $(VENV)/.dev
 	@$(PYTEST) -m "not long"
 
 # Two real servers at a time: a prompt of 16K tokens takes one of four on two cores longer than a step waits.
-test-all: test  ## Run the everyday tests, then the long ones, as CI does (up to 90 minutes)
+test-all: test  ## Run the everyday tests, the long ones, and unit tests with the oldest dependencies and other Pythons
 	@$(PYTEST) -n 2 -m long
+	@$(MAKE) --no-print-directory oldest pythons
 
 # uv resolves these here, and writes no lock: uv.lock has the newest.
 oldest: $(VENV)/.dev  ## Run the unit tests with the oldest dependencies that pyproject.toml allows
@@ -54,7 +58,7 @@ oldest: $(VENV)/.dev  ## Run the unit tests with the oldest dependencies that py
 	@echo "--editable ." >> $(OLDEST)/locked.txt
 	@$(UV) venv --quiet --allow-existing --python $(BIN)/python $(OLDEST)/env
 	@$(UV) pip sync --quiet --python $(OLDEST)/env/bin/python $(OLDEST)/locked.txt
-	@$(call UNIT_TESTS,$(OLDEST)/env)
+	@$(call UNIT_TESTS,$(OLDEST)/env) $(WITHOUT_DEPENDENCIES:%=--ignore=tests/unit/%)
 
 pythons: $(VENV)/.dev  ## Run the unit tests with each newer Python that is here: PYTHONS="3.12 3.13 3.14"
 	@set -e; for version in $(PYTHONS); do \
