@@ -4,8 +4,9 @@ Every `OTEL_METRIC_EXPORT_INTERVAL` (a minute) the families of that moment are e
 over HTTP, in requests of a bounded number of points; it retries until its timeout. That is done in another thread, one
 push at a time, so that a slow collector delays nothing but the next push. A push that fails is counted, and logged once
 until one succeeds; its figures are not kept, because the next push has newer ones. A gauge stays a gauge and a counter
-becomes a cumulative sum, which starts again where it falls; names and labels are those of /metrics. The resource says
-which kvdiag it is, by the semantic conventions; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` add to it and win.
+becomes a cumulative sum, which starts again where it was reset (`Starts`); names and labels are those of /metrics. The
+resource says which kvdiag it is, by the semantic conventions; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` add to
+it and win.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -52,6 +53,15 @@ RATES = {"second": "s", "hour": "h"}
 """By what follows `_per_` in it."""
 
 GRPC_PORT = 4317
+
+PROCESSES = "kvdiag_process_info"
+"""The family that has the id of each process."""
+
+AFTER_SECONDS = 0.001
+"""From the last push that had a counter to its reset: two streams with one start would be one."""
+
+MAX_ABSENT = 1_000
+"""Counters that are remembered while no push has them."""
 
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
@@ -154,32 +164,54 @@ def failure(reason: str, endpoint: str) -> str:
     return reason + (hint if of_grpc else "")
 
 
-class Starts:
-    """Since when each counter counts: since the daemon's start, or the push before one at which it had fallen.
+class _Counted(NamedTuple):
+    """A counter at the last push that had it."""
 
-    Counters of the server are passed on, and begin again when its processes do.
+    start_seconds: float
+    value: float
+    at_seconds: float
+    pid: str | None
+
+
+class Starts:
+    """Since when each counter counts, as OpenTelemetry's data model has it.
+
+    kvdiag's own count since the daemon's start. Those of the server's processes are passed on. When these began is not
+    known: they count since they were first observed, which says that their value then is from before. Where one has
+    fallen, or its process is another one, it was reset at some time after the last push that had it, and counts since
+    then. It may be absent in between, while the server restarts.
     """
 
     def __init__(self, began_seconds: float) -> None:
         """Know of no counter yet."""
-        self._began_seconds = self._before_seconds = began_seconds
-        self._known: dict[Series, tuple[float, float]] = {}
+        self._began_seconds = began_seconds
+        self._known: dict[Series, _Counted] = {}
 
-    def of(self, counters: Mapping[Series, float], now_seconds: float) -> dict[Series, float]:
-        """The start of each counter of one push; others are forgotten."""
-        known: dict[Series, tuple[float, float]] = {}
+    def of(self, counters: Mapping[Series, float], now_seconds: float, pids: Mapping[str, str]) -> dict[Series, float]:
+        """The start of each counter of one push; `pids` has the process id of each value of the label `process`."""
         for series, value in counters.items():
-            start, before = self._known.get(series, (self._began_seconds, value))
-            known[series] = self._before_seconds if value < before else start, value
-        self._known, self._before_seconds = known, now_seconds
-        return {series: start for series, (start, _) in known.items()}
+            process = dict(series[1]).get("process")
+            pid = None if process is None else pids.get(process)
+            start_seconds = self._began_seconds if process is None else now_seconds
+            # The newest is moved to the end.
+            if (last := self._known.pop(series, None)) is not None:
+                replaced = None not in (pid, last.pid) and pid != last.pid
+                reset = value < last.value or replaced
+                start_seconds = last.at_seconds + AFTER_SECONDS if reset else last.start_seconds
+                pid = pid or last.pid
+            self._known[series] = _Counted(start_seconds, value, now_seconds, pid)
+        for series in list(self._known)[: max(len(self._known) - len(counters) - MAX_ABSENT, 0)]:
+            del self._known[series]
+        return {series: self._known[series].start_seconds for series in counters}
 
 
 def metrics_of(families: Iterable[Metric], starts: Starts, now_seconds: float) -> list[points.Metric]:
     """The families in OpenTelemetry's terms; one without series is left out."""
     families = list(families)
     counters = (sample for family in families if family.type == "counter" for sample in family.samples)
-    began = starts.of({_series(sample): sample.value for sample in counters}, now_seconds)
+    processes = (sample.labels for family in families if family.name == PROCESSES for sample in family.samples)
+    pids = {labels["process"]: labels["pid"] for labels in processes}
+    began = starts.of({_series(sample): sample.value for sample in counters}, now_seconds, pids)
     made = []
     for family in families:
         samples = [

@@ -19,6 +19,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.server import otlp_push
 from kvdiag.server.endpoints import Pages
 from kvdiag.server.otlp_push import (
+    MAX_ABSENT,
     MAX_POINTS,
     OtlpEndpoint,
     OtlpPush,
@@ -147,21 +148,57 @@ def test_gauges_counters_and_units_are_opentelemetrys() -> None:
     assert "kvdiag" == scoped.scope.name
 
 
-def test_a_counter_that_falls_starts_again() -> None:
-    """After the push before: the server whose counter is passed on has restarted. Others keep their start."""
+Counts = Mapping[str, tuple[float, str]]
+"""The value of a counter by its process, and the id of that process."""
 
-    def family(torn: float, steady: float) -> list[Metric]:
-        made = CounterMetricFamily("kvdiag_torch_ooms", "Failed allocations.", labels=["gpu"])
-        made.add_metric(["0"], torn)
-        made.add_metric(["1"], steady)
-        return [made]
 
+def starts_of(pushes: Iterable[Counts]) -> list[dict[str, float]]:
+    """Since when each process' counter counts, by pushes at 160 s, 220 s and so on of a daemon that began at 100 s."""
     starts = Starts(100.0)
     began = []
-    for now_seconds, values in ((160.0, (5.0, 5.0)), (220.0, (1.0, 5.0)), (280.0, (2.0, 6.0))):
-        (made,) = metrics_of(family(*values), starts, now_seconds)
-        began.append([point.start_time_unix_nano / 1e9 for point in made.data.data_points])
-    assert [[100.0, 100.0], [160.0, 100.0], [160.0, 100.0]] == began
+    for number, counts in enumerate(pushes, start=1):
+        made = CounterMetricFamily("kvdiag_torch_ooms", "Failed allocations.", labels=["process"])
+        known = GaugeMetricFamily("kvdiag_process_info", "Process ids.", labels=["process", "pid"])
+        for process, (value, pid) in counts.items():
+            made.add_metric([process], value)
+            known.add_metric([process, pid], 1.0)
+        sent = {one.name: one for one in metrics_of([made, known], starts, 100.0 + 60.0 * number)}
+        found = sent["kvdiag_torch_ooms_total"].data.data_points if counts else ()
+        began.append({str((one.attributes or {})["process"]): one.start_time_unix_nano / 1e9 for one in found})
+    return began
+
+
+def test_a_counter_of_a_process_counts_since_it_was_first_observed() -> None:
+    """What its value was then is from before, at a time that is not known: its first point has no duration."""
+    assert [{"a": 160.0}, {"a": 160.0, "b": 220.0}] == starts_of(
+        [{"a": (5.0, "7")}, {"a": (5.0, "7"), "b": (1.0, "8")}]
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "since"),
+    [
+        pytest.param([(5.0, "7"), (1.0, "7"), (2.0, "7")], [160.0, 160.001, 160.001], id="falls"),
+        pytest.param([(5.0, "7"), (9.0, "8"), (9.0, "8")], [160.0, 160.001, 160.001], id="another process"),
+        pytest.param([(5.0, "7"), (6.0, "7"), (1.0, "7")], [160.0, 160.0, 220.001], id="falls later"),
+        pytest.param([(5.0, "7"), None, (1.0, "7"), (2.0, "7")], [160.0, 160.001, 160.001], id="falls while absent"),
+        pytest.param([(4.0, "7"), (5.0, "7"), None, (9.0, "8")], [160.0, 160.0, 220.001], id="replaced while absent"),
+        pytest.param([(5.0, "7"), None, (6.0, "7")], [160.0, 160.0], id="absent alone"),
+    ],
+)
+def test_a_counter_that_was_reset_counts_since_the_last_push_that_had_it(
+    counts: list[tuple[float, str] | None], since: list[float]
+) -> None:
+    """No two of its streams overlap, and one that was absent continues if nothing shows a reset."""
+    began = starts_of([{} if one is None else {"a": one} for one in counts])
+    assert since == [one["a"] for one in began if one]
+
+
+def test_counters_that_stay_away_are_forgotten() -> None:
+    """The newest are remembered."""
+    first = [{f"{number}": (1.0, "7")} for number in range(MAX_ABSENT + 10)]
+    began = starts_of([*first, first[0], first[-2]])
+    assert (began[0]["0"] < began[-2]["0"], True) == (True, began[-1] == began[len(first) - 2])
 
 
 @pytest.mark.parametrize(
