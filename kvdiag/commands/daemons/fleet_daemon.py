@@ -128,12 +128,7 @@ def status_of(state: FleetRound, source: Source, window_seconds: float, limits: 
     """A feed's state as the outputs show it: replicas that ended an hour ago count for their versions alone."""
     newest = max((one.newest_seconds for one in state.verdicts), default=0.0)
     end_seconds = state.end_seconds or newest
-    # Of one that was never read it is not known whether it has ended.
-    replicas = [
-        _shown(one)
-        for one in state.verdicts
-        if end_seconds - one.newest_seconds <= ENDED_SECONDS or (one.unread is not None and not one.newest_seconds)
-    ]
+    replicas = [_shown(one) for one in state.verdicts if one.silent_seconds <= ENDED_SECONDS]
     return FleetStatus(
         source=Source(
             url=source.url,
@@ -145,7 +140,7 @@ def status_of(state: FleetRound, source: Source, window_seconds: float, limits: 
         replicas=worst_first(replicas),
         fleet=compare([one.summary for one in state.verdicts if one.summary is not None], limits) if replicas else None,
         gaps=state.gaps,
-        listed=state.replicas,
+        listed=state.replicas - len(state.verdicts) + len(replicas),
         judged=state.judged,
         samples=state.samples,
         round_seconds=state.end_seconds or None,

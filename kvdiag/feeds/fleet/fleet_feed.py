@@ -9,7 +9,10 @@ why not all of a large fleet are judged in every round; each verdict says as of 
 
 A replica is read over the whole window where it is new, has a series that was not known, or has no file. An interval
 that could not be read makes its replicas unknown and is read again, at most hourly after the first times. If the survey
-fails, nothing is known of the present: verdicts stay, and none of them is ok.
+fails, or lists nothing, nothing is known of the present: verdicts stay, and none of them is ok.
+
+A replica has ended when an hour that was read has no sample of it. What could not be read may have some: then it has
+ended only if the Prometheus no longer lists its series in the last hour.
 """
 
 import gc
@@ -82,6 +85,8 @@ class _Kept:
     retry_seconds: float = 0.0
     wait_seconds: float = 0.0
     unread: str | None = None
+    lost_seconds: float = 0.0
+    """The end of the newest interval that could not be read, 0 without any."""
     newest_seconds: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     """Its newest memory figures, and those when it was judged."""
@@ -92,6 +97,19 @@ class _Kept:
     def is_new(self) -> bool:
         """Whether it was never judged; one whose workers were killed is left to workers again."""
         return self.verdict is None or not self.verdict.is_judged
+
+    def restore(self, samples: ReplicaSamples, replica: Replica) -> None:
+        """Take over what a file says of the replica: until when it was read, and what could not be."""
+        self.until_seconds = samples.until_seconds
+        self.newest_seconds = max(self.newest_seconds, samples.newest_seconds(replica))
+        self.hole_seconds = min((lost.start_seconds for lost in samples.lost), default=None)
+        self.lost_seconds = max((lost.end_seconds for lost in samples.lost), default=0.0)
+        self.unread = next((lost.reason for lost in samples.lost), None)
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it is known to have had no sample."""
+        return max(self.until_seconds - max(self.newest_seconds, self.lost_seconds), 0.0)
 
     @property
     def change(self) -> float:
@@ -131,10 +149,10 @@ class FleetFeed:
         self._began_seconds = monotonic()
         self._workers, self._ray = workers, ray
         self._kept: dict[str, _Kept] = {}
-        for key, about in folder.kept():
+        for key, about, samples in folder.kept():
             if (verdict := restored_verdict(key, about)) is not None:
                 one = _Kept(replica=Replica(key=key, subject=verdict.subject, series=()), verdict=verdict)
-                one.newest_seconds = verdict.newest_seconds
+                one.restore(samples, replace(one.replica, series=tuple(samples.known())))
                 self._kept[key] = one
         self.state = FleetRound(verdicts=self._verdicts(), replicas=len(self._kept))
         """The newest state: another object after each round, and now and then within the first."""
@@ -160,15 +178,16 @@ class FleetFeed:
                     found = await survey(source, self._match, window)
                 except Unreadable as error:
                     return self._publish(began, window, problem=str(error))
-                if not found.replicas and not self._kept:
+                if not found.replicas:
                     return self._publish(began, window, gaps=found.gaps, problem=NO_REPLICA)
-                self._take(found.replicas, complete=not source.warnings)
+                self._take(found.replicas, source.warnings)
                 new = [one for one in self._kept.values() if one.is_new]
                 # One task would be done in this process.
                 least = 2 if any(one.verdict is not None for one in new) else 0
                 with self._pool(max(len(new) // FOR_WORKERS, least)) as pool:
                     first = FirstVerdicts(pool, self._folder, window, self._limits)
                     samples = await self._read(source, window, first)
+                    await self._find_ended(source, window)
                     judged = self._judge(first, began, window)
         finally:
             gc.enable()
@@ -196,18 +215,20 @@ class FleetFeed:
         whole, history = samples.history(replace(one.replica, series=listed), verdict.as_of_seconds)
         return timeline_of(whole, history, verdict.as_of_seconds)[0], verdict
 
-    def _take(self, replicas: Iterable[Replica], *, complete: bool) -> None:
-        """Take over what the survey listed; what it no longer lists is forgotten if its answer was complete."""
+    def _take(self, replicas: Iterable[Replica], warnings: Iterable[str]) -> None:
+        """Take over what the survey listed; what it no longer lists is forgotten if it came without warnings."""
         listed = {one.key: one for one in replicas}
         for key, replica in listed.items():
             if key in self._kept:
                 self._kept[key].replica = replica
             else:
                 self._kept[key] = _Kept(replica=replica)
-        if complete:
-            for key in self._kept.keys() - listed.keys():
+        for key in self._kept.keys() - listed.keys():
+            if not warnings:
                 del self._kept[key]
                 self._folder.remove(key)
+            elif not (one := self._kept[key]).replica.series:
+                one.unread = f"not listed, and the server warns: {next(iter(warnings))}"
 
     async def _read(self, source: PrometheusSource, window: Window, first: FirstVerdicts) -> int:
         """Read what is new of every replica, those that begin at the same moment together; the new are judged."""
@@ -234,9 +255,8 @@ class FleetFeed:
     def _start(self, one: _Kept, window: Window) -> float:
         """Where a replica's read begins; the whole window if something of it was never read."""
         if one.known is None and (samples := self._folder.load(one.replica.key)) is not None:
-            one.known, one.until_seconds = samples.known(), samples.until_seconds
-            one.newest_seconds = max(one.newest_seconds, samples.newest_seconds)
-            one.hole_seconds = min((lost.start_seconds for lost in samples.lost), default=None)
+            one.known = samples.known()
+            one.restore(samples, one.replica)
         if one.known is None or not one.known.issuperset(one.replica.series):
             return window.start_seconds
         start = one.until_seconds - OVERLAP_SECONDS
@@ -250,10 +270,11 @@ class FleetFeed:
         if failed:
             one.unread = failed[0].reason
             one.hole_seconds = min([lost.start_seconds for lost in failed] + [one.hole_seconds or math.inf])
+            one.lost_seconds = max(lost.end_seconds for lost in failed)
             one.wait_seconds = min(max(2.0 * one.wait_seconds, self._every_seconds), RETRY_SECONDS)
             one.retry_seconds = window.end_seconds + one.wait_seconds - 1.0
         elif one.hole_seconds is None or whole_window or window.start_seconds <= one.hole_seconds:
-            one.hole_seconds, one.wait_seconds, one.unread = None, 0.0, None
+            one.hole_seconds, one.lost_seconds, one.wait_seconds, one.unread = None, 0.0, 0.0, None
         if whole_window and failed and one.known is not None:
             # What was read before is more than what is left of it now.
             whole_window = False
@@ -261,14 +282,33 @@ class FleetFeed:
             about = {} if one.verdict is None or one.is_new else kept_verdict(one.verdict)
             self._folder.replace(key, samples, window.start_seconds, about)
             one.known = {*one.replica.series, *samples.known()}
-            one.newest_seconds = samples.newest_seconds
+            one.newest_seconds = samples.newest_seconds(one.replica)
         else:
             self._folder.extend(key, samples, window.start_seconds)
             # What another replica has for a while, a GPU that changed hands, is unknown when it returns.
             one.known = one.known.intersection(one.replica.series) | samples.known()
-            one.newest_seconds = max(one.newest_seconds, samples.newest_seconds)
+            one.newest_seconds = max(one.newest_seconds, samples.newest_seconds(one.replica))
         one.until_seconds = samples.until_seconds
         one.figures |= _figures(samples)
+
+    async def _find_ended(self, source: PrometheusSource, window: Window) -> None:
+        """Ask whether those that could not be read for an hour are still listed; without an answer they are."""
+        recent = replace(window, start_seconds=window.end_seconds - ENDED_SECONDS)
+        silent = [
+            one
+            for one in self._kept.values()
+            if one.newest_seconds < recent.start_seconds and one.silent_seconds <= ENDED_SECONDS
+        ]
+        if not silent:
+            return
+        try:
+            found = await survey(source, self._match, recent)
+        except Unreadable:
+            return
+        listed = {series_id for replica in found.replicas for series_id in replica.own}
+        for one in silent:
+            if not source.warnings and listed.isdisjoint(one.replica.own):
+                one.lost_seconds = 0.0
 
     def _judge(self, first: FirstVerdicts, began: float, window: Window) -> int:
         """Judge as many replicas as there is time for, and return their number."""
@@ -300,12 +340,15 @@ class FleetFeed:
     def _take_verdict(self, one: _Kept, verdict: ReplicaVerdict) -> None:
         one.verdict = verdict
         one.judged_figures = dict(one.figures)
-        # One that could not be judged has not ended.
-        one.newest_seconds = max(one.newest_seconds, verdict.newest_seconds)
 
     def _verdicts(self, problem: str | None = None) -> tuple[ReplicaVerdict, ...]:
         return tuple(
-            replace(one.verdict, unread=problem or one.unread, newest_seconds=one.newest_seconds)
+            replace(
+                one.verdict,
+                unread=problem or one.unread,
+                newest_seconds=one.newest_seconds,
+                silent_seconds=one.silent_seconds,
+            )
             for one in self._kept.values()
             if one.verdict is not None
         )

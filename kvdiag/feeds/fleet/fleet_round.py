@@ -15,8 +15,9 @@ class ReplicaVerdict:
     """One replica's newest verdict. `as_of_seconds` is the end of the history that it was judged by.
 
     `summary` is what the comparison of versions needs, `None` for a GPU without a known server. `node` is the host it
-    runs on, `None` if no series names it. `unread` is why it could not be read in the last round. `is_judged` is false
-    for one whose workers were killed.
+    runs on, `None` if no series names it. `unread` is why it could not be read in the last round. `silent_seconds` is
+    for how long it is known to have had no sample: what could not be read may have some. `is_judged` is false for one
+    whose workers were killed.
     """
 
     key: str
@@ -27,6 +28,7 @@ class ReplicaVerdict:
     newest_seconds: float
     node: str | None = None
     unread: str | None = None
+    silent_seconds: float = 0.0
     is_judged: bool = True
 
     @property

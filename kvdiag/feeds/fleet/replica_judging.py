@@ -65,7 +65,7 @@ def _judge(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits
         diagnosis=diagnose(timeline, facts, limits),
         summary=_summary(replica, timeline, facts, limits),
         as_of_seconds=window.end_seconds,
-        newest_seconds=samples.newest_seconds,
+        newest_seconds=samples.newest_seconds(replica),
         node=node_of(replica),
     )
     files.judged(replica.key, samples, window.start_seconds, kept_verdict(verdict))

@@ -19,7 +19,7 @@ from operator import sub
 from typing import Any
 
 from kvdiag.feeds.history.prometheus_feed import ONCE, other_pools, processes_of, with_processes
-from kvdiag.feeds.history.series_join import Replica
+from kvdiag.feeds.history.series_join import OF_NODES, Replica, metric_of
 from kvdiag.feeds.history.series_labels import METRICS
 from kvdiag.sources.prometheus_answers import MAX_POINTS, History, Labels, LostHistory, Points
 
@@ -53,10 +53,11 @@ class ReplicaSamples:
         """Every series that has been read."""
         return {*self.series, *self.once}
 
-    @property
-    def newest_seconds(self) -> float:
-        """The time of the newest sample; 0 without any."""
-        return max((points.times[-1] for points in self.series.values() if points.times), default=0.0)
+    def newest_seconds(self, replica: Replica) -> float:
+        """The time of the newest sample of the replica's own series; 0 without any."""
+        others = () if replica.own == replica.series else OF_NODES
+        series = self.series.items()
+        return max((one.times[-1] for key, one in series if one.times and metric_of(key) not in others), default=0.0)
 
     def merge(self, other: "ReplicaSamples", start_seconds: float) -> None:
         """Take over what a later read brought, which began at `start_seconds`."""

@@ -143,20 +143,16 @@ class StateFolder(ReplicaFiles):
         """Let another daemon use the folder."""
         self._lock.close()
 
-    def kept(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Each replica that has a file, and what is kept with its samples; damaged files are removed."""
+    def kept(self) -> Iterator[tuple[str, Mapping[str, Any], ReplicaSamples]]:
+        """Each replica that has a file, what is kept with its samples, and these; damaged files are removed."""
         for file in sorted(self._files()):
-            about: Mapping[str, Any] = {}
-            try:
-                _, about, _ = restored(_content(file))
-                key = about["key"]
-            except (OSError, DamagedError, KeyError):
-                key = None
-            if isinstance(key, str) and self._file(key) == file:
-                yield key, about
-            else:
-                with contextlib.suppress(OSError):
-                    file.unlink()
+            with contextlib.suppress(OSError, DamagedError):
+                samples, about, _ = restored(_content(file))
+                if isinstance(key := about.get("key"), str) and self._file(key) == file:
+                    yield key, about, samples
+                    continue
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def _content(file: Path) -> bytes:

@@ -53,6 +53,9 @@ OF_ONE_TARGET = frozenset(
 MAX_NAMED = 3
 """Of servers that a GPU may belong to, in one sentence."""
 
+OF_NODES = frozenset({*GPU, *CONTAINER})
+"""Metrics that the exporters of a node or a cluster have about a server, and not its own targets."""
+
 Subject = tuple[tuple[str, str], ...]
 
 
@@ -66,9 +69,19 @@ class Replica:
     gaps: tuple[Gap, ...] = ()
 
     @property
+    def own(self) -> tuple[Labels, ...]:
+        """The series of its own targets, or all where it has none: the GPUs of its host outlive a server."""
+        return tuple(one for one in self.series if metric_of(one) not in OF_NODES) or self.series
+
+    @property
     def labels(self) -> list[dict[str, str]]:
         """The labels of each series."""
         return [dict(series_id) for series_id in self.series]
+
+
+def metric_of(series_id: Labels) -> str:
+    """The name of a series' metric."""
+    return dict(series_id).get("__name__", "")
 
 
 @dataclass(slots=True)

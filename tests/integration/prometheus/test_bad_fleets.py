@@ -42,8 +42,13 @@ def holding(
     series: list[Series],
     value: Callable[[Series, int], str] = rising,
     fails: Callable[[str], Answer | None] = lambda _query: None,
+    ends: Callable[[Series], float] = lambda _one: END_SECONDS,
 ) -> Hostile:
-    """A server with these series, a sample a minute; what `fails` gives for a query comes instead."""
+    """A server with these series, a sample a minute until each ends; what `fails` gives for a query comes instead."""
+
+    def listed(peer: Peer) -> None:
+        start = float(parse_qs(peer.request_body.decode())["start"][0])
+        reply_json({"status": "success", "data": [one for one in series if ends(one) >= start]})(peer)
 
     def queried(peer: Peer) -> None:
         form = parse_qs(peer.request_body.decode())
@@ -53,18 +58,15 @@ def holding(
             return
         once = query.startswith("last_over_time")
         start = end - int(re.findall(r"\[(\d+)ms\]", query)[0]) / 1000.0
-        ages = [age for age in reversed(range(SAMPLES)) if start <= END_SECONDS - 60.0 * age <= end]
-        result = [
-            {
-                "metric": one,
-                "values": [[end, "1"]] if once else [[END_SECONDS - 60.0 * age, value(one, age)] for age in ages],
-            }
-            for one in series
-            if one["__name__"] in query and ("UUID" in query or one.get("pod", "no pod") in query)
-        ]
+        moments = {age: END_SECONDS - 60.0 * age for age in reversed(range(SAMPLES))}
+        result = []
+        for one in series:
+            until = min(end, ends(one))
+            values = [[at, value(one, age)] for age, at in moments.items() if start <= at <= until]
+            if one["__name__"] in query and ("UUID" in query or one.get("pod", "no pod") in query) and values:
+                result.append({"metric": one, "values": [[end, "1"]] if once else values})
         reply_json({"status": "success", "data": {"resultType": "matrix", "result": result}})(peer)
 
-    listed = reply_json({"status": "success", "data": series})
     return Hostile({"/api/v1/series": listed, "/api/v1/query": queried})
 
 

@@ -1,7 +1,5 @@
 """A replica that has ended: its series disappear after an hour."""
 
-from dataclasses import replace
-
 import pytest
 
 from kvdiag.commands.daemons.fleet_daemon import status_of
@@ -13,8 +11,8 @@ from tests.unit.outputs.test_fleet import REPLICAS, SOURCE
 NOW = 1_000_000.0
 
 
-def verdict(number: int, newest_seconds: float) -> ReplicaVerdict:
-    """Of a replica with its newest sample at a moment."""
+def verdict(number: int, silent_seconds: float) -> ReplicaVerdict:
+    """Of a replica that has had no sample for so long."""
     one = REPLICAS[number]
     return ReplicaVerdict(
         key=one.key,
@@ -22,24 +20,19 @@ def verdict(number: int, newest_seconds: float) -> ReplicaVerdict:
         diagnosis=one.diagnosis,
         summary=None,
         as_of_seconds=NOW,
-        newest_seconds=newest_seconds,
+        newest_seconds=NOW - silent_seconds,
+        silent_seconds=silent_seconds,
     )
-
-
-def test_a_replica_that_was_never_read_is_shown() -> None:
-    """It has no newest sample, and a fleet without it would be ok."""
-    unread = replace(verdict(0, 0.0), unread="block is corrupted")
-    state = FleetRound(verdicts=(unread, verdict(1, NOW - 30.0)), replicas=2, end_seconds=NOW)
-    assert 2 == len(status_of(state, SOURCE, 86_400.0, DEFAULT_LIMITS).replicas)
 
 
 @pytest.mark.parametrize(("minutes", "shown"), [(59.0, 2), (61.0, 1)])
 def test_a_replica_has_no_series_an_hour_after_its_last_sample(minutes: float, shown: int) -> None:
     """Neither a status nor a finding nor a place on the page; the other one stays."""
-    state = FleetRound(verdicts=(verdict(0, NOW - 60.0 * minutes), verdict(1, NOW - 30.0)), replicas=2, end_seconds=NOW)
+    state = FleetRound(verdicts=(verdict(0, 60.0 * minutes), verdict(1, 30.0)), replicas=2, end_seconds=NOW)
     status = status_of(state, SOURCE, 86_400.0, DEFAULT_LIMITS)
     figures = fleet_figures(status)
-    assert shown == len(status.replicas)
+    assert (shown, shown) == (len(status.replicas), status.listed)
+    assert "without a verdict" not in status.sentence
     for name in ("replica_status", "replica_finding"):
         pods = {labels[2] for labels, _ in figures[name]}
         assert len(pods) <= shown

@@ -3,8 +3,10 @@
 import struct
 import zlib
 from array import array
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,11 @@ def samples() -> ReplicaSamples:
     """Of one series."""
     points = Points(times=array("d", [60.0, 120.0]), values=array("d", [1.0, 2.0]))
     return ReplicaSamples(until_seconds=120.0, series={SERIES: points})
+
+
+def about(folder: StateFolder) -> list[tuple[str, Mapping[str, Any]]]:
+    """What is kept with each replica's samples."""
+    return [(key, kept) for key, kept, _ in folder.kept()]
 
 
 def test_no_flipped_bit_is_read_as_it_stands() -> None:
@@ -99,10 +106,10 @@ def test_a_verdict_is_added_to_a_file_that_was_just_read(tmp_path: Path) -> None
     assert kept is not None
     folder.judged(KEY, kept, 0.0, {"node": "a"})
     assert file.read_bytes().startswith(before)
-    assert [(KEY, {"key": KEY, "node": "a"})] == list(folder.kept())
+    assert [(KEY, {"key": KEY, "node": "a"})] == about(folder)
     assert folder.load(KEY) == replace(kept, blocks=2)
     file.write_bytes(file.read_bytes()[:-1])
-    assert [(KEY, {"key": KEY})] == list(folder.kept())
+    assert [(KEY, {"key": KEY})] == about(folder)
     assert folder.load(KEY) == kept
     folder.close()
 
@@ -115,6 +122,6 @@ def test_a_verdict_replaces_a_file_of_several_rounds(tmp_path: Path) -> None:
     kept = folder.load(KEY)
     assert kept is not None
     folder.judged(KEY, kept, 0.0, {"node": "b"})
-    assert [(KEY, {"key": KEY, "node": "b"})] == list(folder.kept())
+    assert [(KEY, {"key": KEY, "node": "b"})] == about(folder)
     assert folder.load(KEY) == replace(kept, blocks=1)
     folder.close()

@@ -1,0 +1,101 @@
+"""A replica that has ended disappears after an hour; one that cannot be read stays unknown while it is listed."""
+
+import asyncio
+from pathlib import Path
+
+from kvdiag.commands.daemons.fleet_daemon import status_of
+from kvdiag.diagnosis.limits import DEFAULT_LIMITS
+from kvdiag.feeds.fleet.fleet_feed import FleetFeed
+from kvdiag.feeds.fleet.fleet_round import FleetRound
+from tests.fixtures.hostile import Answer, refused_port, reply_json
+from tests.integration.prometheus.histories import END_SECONDS
+from tests.integration.prometheus.test_bad_fleets import Series, counted, feed, holding
+from tests.unit.outputs.test_fleet import SOURCE
+
+HOUR = 3600.0
+CORRUPTED = reply_json({"status": "error", "error": "block is corrupted"}, 500)
+
+
+def shown(state: FleetRound) -> dict[str, tuple[str, str | None]]:
+    """The verdict of each replica on the page, and why it could not be read."""
+    status = status_of(state, SOURCE, 24.0 * HOUR, DEFAULT_LIMITS)
+    return {one.judged.key.rpartition("/")[2]: (one.status, one.unread) for one in status.replicas}
+
+
+def after(kept: FleetFeed, hours: float) -> dict[str, tuple[str, str | None]]:
+    """What is on the page after a round that many hours before the end of all samples."""
+    return shown(asyncio.run(kept.round(END_SECONDS - hours * HOUR)))
+
+
+OK = ("ok", None)
+UNREAD = ("unknown", "block is corrupted")
+
+
+def test_what_cannot_be_read_for_hours_stays_unknown_while_it_is_listed(tmp_path: Path) -> None:
+    """In each round and after a restart of the daemon; it has ended once its series have."""
+    ended = [END_SECONDS]
+
+    def fails(query: str) -> Answer | None:
+        return CORRUPTED if broken and "vllm-01" in query else None
+
+    def ends(one: Series) -> float:
+        return ended[0] if "vllm-01" in one.values() else END_SECONDS
+
+    broken: list[bool] = []
+    with holding(counted(2), fails=fails, ends=ends) as server:
+        with feed(server, tmp_path) as kept:
+            assert {"vllm-00": OK, "vllm-01": OK} == after(kept, 2.5)
+            broken.append(True)
+            assert {"vllm-00": OK, "vllm-01": UNREAD} == after(kept, 2.0)
+            assert {"vllm-00": OK, "vllm-01": UNREAD} == after(kept, 0.5)
+        with feed(server, tmp_path) as kept:
+            assert {"vllm-00": OK, "vllm-01": UNREAD} == shown(kept.state)
+            assert {"vllm-00": OK, "vllm-01": UNREAD} == after(kept, 0.1)
+            ended[0] = END_SECONDS - 2.0 * HOUR
+            assert {"vllm-00": OK} == after(kept, 0.0)
+
+
+def test_what_can_be_read_again_is_no_longer_unknown(tmp_path: Path) -> None:
+    """After hours in which it could not, and a restart."""
+    broken = [True]
+
+    def fails(query: str) -> Answer | None:
+        return CORRUPTED if broken and "vllm-01" in query else None
+
+    with holding(counted(2), fails=fails) as server:
+        with feed(server, tmp_path) as kept:
+            assert UNREAD == after(kept, 2.5)["vllm-01"]
+            assert UNREAD == after(kept, 1.0)["vllm-01"]
+        broken.clear()
+        with feed(server, tmp_path) as kept:
+            assert {"vllm-00": OK, "vllm-01": OK} == after(kept, 0.0)
+
+
+def test_hours_without_a_prometheus_end_no_replica(tmp_path: Path) -> None:
+    """Each stays, and none is ok; one that had ended before does not return."""
+
+    def ends(one: Series) -> float:
+        return END_SECONDS - 2.8 * HOUR if "vllm-01" in one.values() else END_SECONDS
+
+    with holding(counted(2), ends=ends) as server, feed(server, tmp_path) as kept:
+        assert {"vllm-00": OK} == after(kept, 1.5)
+    with refused_port() as port:
+        server.url = f"http://127.0.0.1:{port}"
+        with feed(server, tmp_path) as kept:
+            [(name, (worst, reason))] = after(kept, 0.0).items()
+    assert ("vllm-00", "unknown") == (name, worst)
+    assert "cannot connect" in str(reason)
+
+
+def test_the_gpu_of_a_host_does_not_keep_a_server_that_has_ended(tmp_path: Path) -> None:
+    """Its exporter names no pod, so the GPU is the only server's of its host, and its samples continue."""
+    server = [one for one in counted(2) if "pod" in one]
+    gpu = {"UUID": "GPU-0", "instance": "10.0.0.0:9400"}
+    series = server + [{"__name__": f"DCGM_FI_DEV_FB_{name}", **gpu} for name in ("USED", "FREE")]
+
+    def ends(one: Series) -> float:
+        return END_SECONDS - 2.0 * HOUR if "vllm-00" in one.values() else END_SECONDS
+
+    with holding(series, ends=ends) as prometheus, feed(prometheus, tmp_path) as kept:
+        assert {"vllm-00", "vllm-01"} == after(kept, 1.5).keys()
+        assert {"vllm-01"} == after(kept, 0.5).keys()
