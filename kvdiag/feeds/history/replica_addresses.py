@@ -1,14 +1,15 @@
 """Whether the addresses at which a replica is scraped at the same time are of one server or of several. Pure.
 
-A server may have two addresses, and two jobs may find it under one each. Then its counters continue from one address to
-the other: put in order of time, they fall no more often than at either alone. Those of two servers fall at every other
-sample, unless neither has ever worked; their processes have started at different times. Each address is compared with
-each that was scraped at the same time.
+A server may have several addresses, and as many jobs may find it under one each. Then its counters continue from one
+address to the next: put in order of time, they fall only where they do at one of them alone, after a restart. Those of
+several servers fall at every other sample, unless none has ever worked; their processes have started at different
+times. All addresses are put in one order, which takes as long as sorting their samples, however many there are.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap
 from kvdiag.sources.prometheus_answers import Points
@@ -19,10 +20,8 @@ Candidate = tuple[int, str, LabelMap, Points]
 SAME_START_SECONDS = 2.0
 """Between start times that a process reports at different scrapes: it computes them from the clock of the host."""
 
-MAX_ADDRESSES = 8
-"""At the same time, which one server may have; so many take a tenth of a second."""
-
 _Same = tuple[str, ...]
+_Span = tuple[float, float]
 
 
 class Addresses:
@@ -30,13 +29,14 @@ class Addresses:
 
     def __init__(self) -> None:
         """None yet."""
-        self._pairs: dict[tuple[str, str], list[bool]] = {}
+        self._agreed: dict[str, list[bool]] = {}
+        """Of each host, whether it agreed with the others, for each figure that shows it."""
         self._until: dict[str, float] = {}
 
     @property
     def names(self) -> list[str]:
         """All hosts that reported at the same time as another."""
-        return sorted({host for pair in self._pairs for host in pair})
+        return sorted(self._agreed)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
         """Compare the series of one figure; none overlap where each address begins after the one before has ended."""
@@ -51,32 +51,30 @@ class Addresses:
         }
         for host, (_, until) in spans.items():
             self._until[host] = max(self._until.get(host, 0.0), until)
-        together = [
-            (one, other)
-            for one, other in combinations(sorted(spans), 2)
-            if spans[one][0] <= spans[other][1] and spans[other][0] <= spans[one][1]
-        ]
-        too_many = len({host for pair in together for host in pair}) > MAX_ADDRESSES
-        for one, other in together:
-            agreed = self._pairs.setdefault((one, other), [])
-            for key in () if too_many else hosts[one].keys() & hosts[other].keys():
-                agreed += _agree(hosts[one][key], hosts[other][key], is_counter=key[0].endswith("_total"))
+        by_key: dict[_Same, dict[str, Points]] = defaultdict(dict)
+        for host in _together(spans):
+            self._agreed.setdefault(host, [])
+            for key, points in hosts[host].items():
+                by_key[key][host] = points
+        for key, some in by_key.items():
+            if len(some) > 1:
+                agreed = _agree(list(some.values()), is_counter=key[0].endswith("_total"))
+                for host in some:
+                    self._agreed[host] += agreed
 
     def of_several_servers(self, reported: Iterable[tuple[LabelMap, Points]]) -> list[str]:
         """The hosts that are of different servers; `reported` has the start times of their processes."""
         starts: dict[str, float] = {}
         for labels, points in reported:
-            if labels.get("__name__") == "process_start_time_seconds":
-                starts[_host(labels)] = max(starts.get(_host(labels), 0.0), points.values[-1])
-        found: set[str] = set()
-        for (one, other), agreed in self._pairs.items():
-            apart = one in starts and other in starts and abs(starts[one] - starts[other]) > SAME_START_SECONDS
+            host = _host(labels)
+            if labels.get("__name__") == "process_start_time_seconds" and host in self._agreed:
+                starts[host] = max(starts.get(host, 0.0), points.values[-1])
+        # Without a figure that both report at comparable times nothing shows that they are one.
+        found = {host for host, agreed in self._agreed.items() if not agreed or not all(agreed)}
+        for earlier, later in pairwise(sorted(starts, key=lambda host: starts[host])):
             # An address that is no longer scraped when the server restarts keeps the start of the process before.
-            earlier, later = sorted((one, other), key=lambda host: starts.get(host, 0.0))
-            apart = apart and starts[later] <= self._until[earlier]
-            # Without a figure that both report at comparable times nothing shows that they are one.
-            if apart or not agreed or not all(agreed):
-                found |= {one, other}
+            if starts[later] - starts[earlier] > SAME_START_SECONDS and starts[later] <= self._until[earlier]:
+                found |= {earlier, later}
         return sorted(found)
 
 
@@ -85,19 +83,57 @@ def _host(labels: LabelMap) -> str:
     return instance.rpartition(":")[0] or instance
 
 
-def _agree(one: Points, other: Points, *, is_counter: bool) -> Sequence[bool]:
-    """Whether two series can be of one server; empty where their samples are not comparable."""
-    at = dict(zip(other.times, other.values, strict=True))
-    same = [at[moment] == value for moment, value in zip(one.times, one.values, strict=True) if moment in at]
-    if same:
-        return [all(same)]
+def _together(spans: Mapping[str, _Span]) -> list[str]:
+    """The hosts that were scraped at the same time as another, by their names."""
+    found: set[str] = set()
+    before: str | None = None
+    for host in sorted(spans, key=lambda host: spans[host]):
+        if before is not None and spans[host][0] <= spans[before][1]:
+            found |= {before, host}
+        if before is None or spans[host][1] > spans[before][1]:
+            before = host
+    return sorted(found)
+
+
+def _agree(some: Sequence[Points], *, is_counter: bool) -> Sequence[bool]:
+    """Whether series can be of one server; empty where their samples are not comparable."""
+    at: dict[float, float] = {}
+    for points in some:
+        for moment, value in zip(points.times, points.values, strict=True):
+            if at.setdefault(moment, value) != value:
+                return [False]
     if not is_counter:
-        return ()
-    start, end = max(one.times[0], other.times[0]), min(one.times[-1], other.times[-1])
-    within = [
-        sorted((moment, value) for moment, value in zip(each.times, each.values, strict=True) if start <= moment <= end)
-        for each in (one, other)
+        return [True] if len(at) < sum(map(len, some)) else ()
+    restarts = _joined(fall for points in some for fall in _falls(points.times, points.values))
+    watched = _joined((points.times[0], points.times[-1]) for points in some)
+    moments = sorted(at)
+    return [
+        all(
+            _overlaps(restarts, fall) or not _overlaps(watched, fall)
+            for fall in _falls(moments, [at[moment] for moment in moments])
+        )
     ]
-    falls = [sum(later < earlier for (_, earlier), (_, later) in pairwise(each)) for each in within]
-    merged = sorted(within[0] + within[1])
-    return [sum(later < earlier for (_, earlier), (_, later) in pairwise(merged)) <= max(falls)]
+
+
+def _falls(times: Sequence[float], values: Sequence[float]) -> Iterator[_Span]:
+    """From the last sample before each fall to the first one after it."""
+    for (before, more), (after, less) in pairwise(zip(times, values, strict=True)):
+        if less < more:
+            yield before, after
+
+
+def _joined(spans: Iterable[_Span]) -> list[_Span]:
+    """The same spans, without those that overlap."""
+    found: list[_Span] = []
+    for start, end in sorted(spans):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _overlaps(spans: Sequence[_Span], one: _Span) -> bool:
+    """Whether any of these spans, which are joined, has more than an end in common with another one."""
+    place = bisect_left(spans, (one[1], 0.0))
+    return place > 0 and spans[place - 1][1] > one[0]

@@ -91,8 +91,54 @@ def test_each_address_is_compared_with_each() -> None:
     assert {first, third} <= set(addresses.of_several_servers([]))
 
 
-def test_no_server_has_very_many_addresses() -> None:
-    """They are not compared with each other: hundreds would take minutes."""
+MANY = [f"10.0.0.{number}" for number in range(10, 50)]
+
+
+def rising(number: int) -> float:
+    """The counter of a server at each second; it restarts twice."""
+    return float(number * 7 % 6000)
+
+
+def in_turn(seconds: int = 1800) -> list[Candidate]:
+    """One server that many jobs scrape, each at another time, and of which the last began later and ended sooner."""
+    found: list[Candidate] = []
+    for place, address in enumerate(MANY):
+        times = range(place % 29, seconds, 30)[place // 4 : len(MANY) + 20 - place // 4]
+        made = Points(times=array("d", map(float, times)), values=array("d", map(rising, times)))
+        found.append((0, COUNTER, {"__name__": COUNTER, "pod": "a", "instance": f"{address}:8000"}, made))
+    return found
+
+
+def test_a_server_with_very_many_addresses_is_one() -> None:
+    """However many jobs find it, each at times of its own."""
     addresses = Addresses()
-    addresses.add([series(f"10.0.0.{number}", [0, 20, 40]) for number in range(99)])
-    assert 99 == len(addresses.of_several_servers([]))
+    addresses.add(in_turn())
+    assert [] == addresses.of_several_servers([(labels, points([50.0])) for _, _, labels, _ in in_turn()])
+    assert MANY == addresses.names
+
+
+@pytest.mark.parametrize("value", [3.0, 9e6])
+def test_another_server_among_very_many_addresses_is_found(value: float) -> None:
+    """Its counter is far below that of the others, or above."""
+    addresses = Addresses()
+    addresses.add([*in_turn(), series("10.0.0.99", [value] * 20, first=11.5)])
+    assert "10.0.0.99" in addresses.of_several_servers([])
+
+
+def test_another_start_among_very_many_addresses_is_another_server() -> None:
+    """All are idle."""
+    addresses = Addresses()
+    addresses.add([series(address, [0.0] * 20, first=600.0) for address in MANY])
+    starts = [started(address, 500.0) for address in MANY[1:]]
+    assert [] == addresses.of_several_servers(starts)
+    assert MANY[0] in addresses.of_several_servers([*starts, started(MANY[0], 400.0)])
+
+
+def test_a_thousand_addresses_of_different_servers_are_compared_at_once() -> None:
+    """As where a rule gives all servers one name: there would be half a million pairs."""
+    addresses = Addresses()
+    many = [f"10.1.{number // 250}.{number % 250}" for number in range(1000)]
+    for _ in range(8):
+        addresses.add([series(address, [10.0 * place] * 5) for place, address in enumerate(many)])
+    assert many == sorted(addresses.of_several_servers([]), key=many.index)
+    assert len(many) == len(addresses.names)
