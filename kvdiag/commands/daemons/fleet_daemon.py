@@ -68,7 +68,8 @@ class FleetDaemon(WebDaemon):
         self._every_seconds = options.tick_seconds or options.every
         self._status: FleetStatus
         self._feed = FleetFeed(
-            access.source,
+            # A file with a token is read again for each round: Kubernetes renews it every hour.
+            lambda: known.access().source(),
             match,
             self._window_seconds,
             self._folder,
@@ -97,11 +98,18 @@ class FleetDaemon(WebDaemon):
             await asyncio.sleep(max(self._every_seconds - (time.monotonic() - began), pause_seconds))
 
     def _round(self) -> None:
-        began = time.monotonic()
+        began, now_seconds = time.monotonic(), round(time.time(), 3)
         try:
-            state = asyncio.run(self._feed.round(round(time.time(), 3)))
-        except (KvdiagError, OSError) as error:
+            state = asyncio.run(self._feed.round(now_seconds))
+        except KvdiagError as error:
             _log.error("round", reason=str(error))
+            self._feed.fail(now_seconds, str(error))
+            return
+        except Exception as error:  # noqa: BLE001  an unforeseen error must not end the daemon
+            reason = f"internal error in kvdiag ({type(error).__name__}: {error}); please report it"
+            _log.error("round", reason=reason)
+            _log.debug("mistake", exc_info=True)
+            self._feed.fail(now_seconds, reason)
             return
         if (problem := self._feed.ray_problem) is not None:
             _log.warning("ray", reason=problem, judged_by="processes of this machine")

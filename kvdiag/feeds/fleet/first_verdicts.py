@@ -9,17 +9,14 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import BrokenExecutor, Future
 
-from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.fleet.fleet_round import ReplicaVerdict
-from kvdiag.feeds.fleet.replica_judging import judge_content, judge_replica, node_of
+from kvdiag.feeds.fleet.replica_judging import judge_content, judge_replica, not_judged
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.fleet.workers import Executor
 from kvdiag.feeds.history.prometheus_feed import Window
 from kvdiag.feeds.history.series_join import Replica
-from kvdiag.model import Facts, Gap, Timeline
-from kvdiag.sources.prometheus_answers import SOURCE
 
 
 class FirstVerdicts:
@@ -49,11 +46,7 @@ class FirstVerdicts:
         self._judging.append((replica, future))
 
     def wait(self) -> Iterator[ReplicaVerdict]:
-        """The verdict of each.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """The verdict of each."""
         left = yield from self._finished()
         self._restarted = False
         for replica in left:
@@ -103,14 +96,4 @@ class FirstVerdicts:
 
     def _unknown(self, replica: Replica) -> ReplicaVerdict:
         reason = self._pool.lost if self._submitted[replica.key] > 1 else "workers were lost while others were judged"
-        facts = Facts(gaps=(*replica.gaps, Gap(SOURCE, "failed", f"not judged: {reason}")))
-        return ReplicaVerdict(
-            key=replica.key,
-            subject=replica.subject,
-            diagnosis=diagnose(Timeline(samples=()), facts, self._limits),
-            summary=None,
-            as_of_seconds=self._window.end_seconds,
-            newest_seconds=0.0,
-            node=node_of(replica),
-            is_judged=False,
-        )
+        return not_judged(replica, self._window, self._limits, reason)

@@ -166,7 +166,6 @@ class FleetFeed:
 
         Raises:
             KvdiagError: a certificate cannot be used.
-            OSError: the folder cannot be written.
         """
         began, self._began_seconds = thread_time(), monotonic()
         window = Window(start_seconds=now_seconds - self._window_seconds, end_seconds=now_seconds)
@@ -192,6 +191,11 @@ class FleetFeed:
         finally:
             gc.enable()
         return self._publish(began, window, gaps=found.gaps, judged=judged, samples=samples)
+
+    def fail(self, now_seconds: float, problem: str) -> None:
+        """Publish that a round failed, so that no verdict before it is taken for one of the present."""
+        window = Window(start_seconds=now_seconds - self._window_seconds, end_seconds=now_seconds)
+        self._publish(thread_time(), window, problem=problem)
 
     def _pool(self, tasks: int) -> Executor:
         """What judges the new replicas; processes of this machine while the Ray cluster cannot be used."""
@@ -265,6 +269,19 @@ class FleetFeed:
         return max(start, window.start_seconds)
 
     def _add(self, one: _Kept, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
+        try:
+            self._keep(one, samples, window, whole_window=whole_window)
+        except OSError as error:
+            # The next round continues from what the file has.
+            one.known = None
+            one.unread = f"cannot keep its samples in --record-dir: {error.strerror or error}"
+
+    def _keep(self, one: _Kept, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
+        """Add what was read to the replica's file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         key = one.replica.key
         failed = [lost for lost in samples.lost if lost.start_seconds >= window.start_seconds]
         if failed:

@@ -1,5 +1,6 @@
 """Judges one replica by its file, here, in a worker process or on another machine: the same file, the same verdict."""
 
+import contextlib
 import gc
 import tempfile
 from itertools import count
@@ -14,7 +15,8 @@ from kvdiag.feeds.fleet.state_folder import ReplicaFiles
 from kvdiag.feeds.history.prometheus_feed import Window
 from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica, image_of
-from kvdiag.model import Facts, Timeline
+from kvdiag.model import Facts, Gap, Timeline
+from kvdiag.sources.prometheus_answers import SOURCE
 
 COLLECTED_TOGETHER = 64
 """Replicas that are judged between two garbage collections. They leave nothing that only these free, as a rule."""
@@ -25,14 +27,16 @@ _judged = count(1)
 def judge_replica(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits) -> ReplicaVerdict:
     """A replica's verdict by the samples of its file within the window; the file then has these and the verdict.
 
-    Raises:
-        OSError: the file cannot be written.
+    One that cannot be kept, as on a full disk, holds all the same. An internal error makes its replica unknown.
     """
     # Samples have no cycles, and there are many of them. Older objects are not looked at.
     enabled = gc.isenabled()
     gc.disable()
     try:
         return _judge(files, replica, window, limits)
+    except Exception as error:  # noqa: BLE001 - an unforeseen error must not cost the other replicas their verdicts
+        reason = f"internal error in kvdiag ({type(error).__name__}: {error}); please report it"
+        return not_judged(replica, window, limits, reason)
     finally:
         if next(_judged) % COLLECTED_TOGETHER == 0:
             gc.collect(1)
@@ -68,9 +72,25 @@ def _judge(files: ReplicaFiles, replica: Replica, window: Window, limits: Limits
         newest_seconds=samples.newest_seconds(replica),
         node=node_of(replica),
     )
-    files.judged(replica.key, samples, window.start_seconds, kept_verdict(verdict))
+    with contextlib.suppress(OSError):
+        files.judged(replica.key, samples, window.start_seconds, kept_verdict(verdict))
     timeline.forget()
     return verdict
+
+
+def not_judged(replica: Replica, window: Window, limits: Limits, reason: str) -> ReplicaVerdict:
+    """An unknown verdict with this reason."""
+    facts = Facts(gaps=(*replica.gaps, Gap(SOURCE, "failed", f"not judged: {reason}")))
+    return ReplicaVerdict(
+        key=replica.key,
+        subject=replica.subject,
+        diagnosis=diagnose(Timeline(samples=()), facts, limits),
+        summary=None,
+        as_of_seconds=window.end_seconds,
+        newest_seconds=0.0,
+        node=node_of(replica),
+        is_judged=False,
+    )
 
 
 def _summary(replica: Replica, timeline: Timeline, facts: Facts, limits: Limits) -> ReplicaSummary | None:

@@ -90,8 +90,16 @@ class ReplicaFiles:
 
     def _append(self, key: str, content: bytes) -> None:
         file = os.open(self._file(key), os.O_WRONLY | os.O_APPEND | files.CLOSED)
-        with os.fdopen(file, "ab") as opened:
-            opened.write(content)
+        with os.fdopen(file, "ab", buffering=0) as opened:
+            before = os.fstat(file).st_size
+            try:
+                written = opened.write(content)
+                while written < len(content):
+                    written += opened.write(content[written:])
+            except OSError:
+                # What is appended to half a block could not be read again.
+                opened.truncate(before)
+                raise
 
     def remove(self, key: str) -> None:
         """Forget a replica."""

@@ -148,7 +148,7 @@ def test_a_server_with_several_addresses_is_judged_once(tmp_path: Path, more: in
         ),
         pytest.param(reply("oops", status=502), "502 on /api/v1/query", 1, id="502"),
         pytest.param(reply("{", content_type="application/json"), "is not JSON", 1, id="cut off"),
-        pytest.param(silent(), "no complete answer within 1 s", 2 * REPLICAS_AT_ONCE, id="slow"),
+        pytest.param(silent(), "no complete answer within 3 s", 2 * REPLICAS_AT_ONCE, id="slow"),
     ],
 )
 def test_failures_half_way_leave_the_others_judged(tmp_path: Path, failure: Answer, reason: str, unknown: int) -> None:
@@ -159,7 +159,9 @@ def test_failures_half_way_leave_the_others_judged(tmp_path: Path, failure: Answ
     def fails(query: str) -> Answer | None:
         return failure if broken and "vllm:" in query and f"vllm-{count - 1:02d}" in query else None
 
-    with holding(counted(count), fails=fails) as server, feed(server, tmp_path, timeout=1.0) as kept:
+    # A busy machine may take a second for an answer that fails with none of these reasons.
+    timeout = 3.0 if "within 3 s" in reason else 30.0
+    with holding(counted(count), fails=fails) as server, feed(server, tmp_path, timeout=timeout) as kept:
         found = judged(asyncio.run(kept.round(END_SECONDS)))
         broken.clear()
         again = judged(asyncio.run(kept.round(END_SECONDS + 301.0)))

@@ -136,6 +136,19 @@ def test_a_killed_daemon_goes_on_where_it_was(fleet: str, tmp_path: Path) -> Non
         assert eventually(lambda: (serving.document() or {})["source"]["end"] > before["source"]["end"])
 
 
+def test_a_round_that_cannot_begin_leaves_nothing_ok(fleet: str, tmp_path: Path) -> None:
+    """A file with a token that is removed: the page says so, the round counts as failed, and no replica is ok."""
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    with daemon(fleet, "--token-file", str(token)) as serving:
+        assert eventually(serving.whole(ALL))
+        token.unlink()
+        assert eventually(lambda: serving.series("kvdiag_fleet_rounds_failed_total").get((), 0.0) >= 1.0)
+        states = serving.series("kvdiag_replica_status")
+        assert not [labels for labels, value in states.items() if value and "ok" in labels]
+        assert str(token) in serving.client.get("/")[1]
+
+
 START_SECONDS = 300.0
 """For a new user to see the fleet, from the README on."""
 

@@ -1,9 +1,11 @@
 """A fleet's state on disk: checked as any input, and for its owner alone."""
 
+import resource
 import struct
 import zlib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,34 @@ def test_a_link_in_the_place_of_a_file_is_not_written_through(tmp_path: Path) ->
     with pytest.raises(OSError, match="symbolic links"):
         folder.extend(KEY, samples(), 60.0)
     assert before == victim.read_bytes()
+    folder.close()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file can be extended beyond this size, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 1, 50])
+def test_half_a_block_on_a_full_disk_does_not_hide_the_next_one(tmp_path: Path, room: int) -> None:
+    """What was written of it is taken back, and the error is raised."""
+    folder = StateFolder(tmp_path / "state", {})
+    folder.replace(KEY, samples(), 0.0, {})
+    [file] = (tmp_path / "state").glob("*.replica")
+    before = file.read_bytes()
+    with largest_file(len(before) + room), pytest.raises(OSError, match="File too large"):
+        folder.extend(KEY, samples(), 60.0)
+    assert before == file.read_bytes()
+    folder.extend(KEY, replace(samples(), until_seconds=180.0), 60.0)
+    kept = folder.load(KEY)
+    assert kept is not None
+    assert (180.0, 2) == (kept.until_seconds, kept.blocks)
     folder.close()
 
 
