@@ -15,7 +15,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import lt
 from types import MappingProxyType
@@ -243,9 +243,7 @@ def not_json_error(status: int, path: str, body: bytearray) -> Unreadable:
 def query_error(status: int, path: str, answer: Mapping[str, Any]) -> Unreadable:
     """The error that an answer of the API reports."""
     text = answer.get("error")
-    message = (
-        " ".join(text.split())[:MAX_REASON_CHARACTERS] if isinstance(text, str) and text else f"{status} on {path}"
-    )
+    message = _shortened(text) if isinstance(text, str) and text else f"{status} on {path}"
     if status in (400, 413, 422, 500, 503) and _TOO_MUCH.search(message):
         return TooMuchError("failed", message, status=status)
     if status in (400, 404, 405):
@@ -259,18 +257,28 @@ def series_labels(metric: object, names: Mapping[str, str]) -> Labels:
     Raises:
         RefusedError: they are not labels.
     """
-    if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
-        raise RefusedError("failed", "a series has invalid labels: is this a Prometheus API?")
+    if not isinstance(metric, dict) or not all(map(_is_text, (*metric, *metric.values()))):
+        raise RefusedError("failed", "a series has invalid labels: is this a Prometheus API?", status=httpx2.codes.OK)
     name = metric.get("__name__", "")
     return tuple(sorted({**metric, "__name__": names[name]}.items() if name in names else metric.items()))
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be asked for and shown: JSON can have halves of characters, which UTF-8 cannot."""
+    try:
+        return isinstance(value, str) and (value.isascii() or bool(value.encode()))
+    except UnicodeEncodeError:
+        return False
+
+
+def _shortened(text: str) -> str:
+    return " ".join(text.split())[:MAX_REASON_CHARACTERS].encode(errors="replace").decode()
 
 
 def answer_warnings(answer: Mapping[str, Any]) -> dict[str, None]:
     """The warnings of an answer, each once and shortened."""
     texts = answer.get("warnings")
-    found = {
-        str(one)[:MAX_REASON_CHARACTERS]: None for one in (texts[:MAX_WARNINGS] if isinstance(texts, list) else ())
-    }
+    found = {_shortened(str(one)): None for one in (texts[:MAX_WARNINGS] if isinstance(texts, list) else ())}
     # VictoriaMetrics' cluster sets it if a storage node did not answer.
     return found | ({"the answer is partial": None} if answer.get("isPartial") is True else {})
 
@@ -281,8 +289,9 @@ def add_samples(
     end_seconds: float,
     into: History,
     names: Mapping[str, str] = MappingProxyType({}),
+    selects: Callable[[Labels], bool] = lambda _: True,
 ) -> int:
-    """Add an answer's samples, and return their number.
+    """Add an answer's samples, and return their number. `selects` says whether a series was queried.
 
     Raises:
         Unreadable: it has neither range vectors nor instant vectors.
@@ -298,6 +307,8 @@ def add_samples(
         if not isinstance(values, list | SampleColumns):
             raise _wrong("a series of the answer has no values")
         key = series_labels(one.get("metric"), names)
+        if not selects(key):
+            raise _wrong("the answer has series that were not queried")
         if not values:
             continue
         try:

@@ -5,8 +5,8 @@ query_range would resample them. Queries are limited in size and time. One that 
 where it selects several replicas, so that only what then fails is lost; one that still asks for too much is split in
 halves of time. One that failed while the server was busy is repeated once, after the pause that the server asks for.
 
-After a few queries without an answer no further one is sent. Errors in a row come soon, and may be those of a few
-replicas: whether the server works is then asked by a query that it has answered before.
+After a few queries without an answer, and after more errors in a row, the server may fail for a few replicas or for
+all: whether it works is asked by a query that it has answered before. If that has no answer, no further one is sent.
 """
 
 import asyncio
@@ -63,6 +63,9 @@ MIN_SECONDS = 300.0
 MAX_FAILURES = 3
 """Queries without an answer in a row, after which no further one is sent: a hung server would take hours."""
 
+MAX_SLOW = 9
+"""The same in total, from which they are not taken for those of a few replicas: each may take as long as --timeout."""
+
 SLOW_ERROR_SECONDS = 5.0
 """From which an error counts as no answer: a gateway waits so long, or longer, for a server that hangs."""
 
@@ -74,6 +77,9 @@ MAX_UNPROVEN = 128
 
 RETRY_SECONDS = 0.5
 """Pause before a failed query is repeated, and after a first answer that the server is busy; doubled for each next."""
+
+FORBIDDEN = (401, 403)
+"""To every query alike."""
 
 BUSY = (429, 503)
 MAX_PAUSE_SECONDS, MAX_PAUSES_SECONDS = 30.0, 60.0
@@ -92,6 +98,9 @@ class Query(Protocol):
     def halves(self) -> Sequence[Self]:
         """Two that together select the same; none if it cannot be divided."""
 
+    def selects(self, series: Labels) -> bool:
+        """Whether it selects a series."""
+
 
 Q = TypeVar("Q", bound=Query)
 Lost = tuple[Q, LostHistory]
@@ -107,6 +116,10 @@ class Whole:
     def halves(self) -> Sequence[Self]:
         """None."""
         return ()
+
+    def selects(self, series: Labels) -> bool:  # noqa: ARG002
+        """Any: its matchers are not evaluated here."""
+        return True
 
 
 class PrometheusSource:
@@ -131,7 +144,7 @@ class PrometheusSource:
         self._listed: dict[Labels, Labels] = {}
         self._labels: dict[tuple[str, str], tuple[str, str]] = {}
         self._labels_bytes = 0
-        self._failures = self._errors = 0
+        self._failures = self._errors = self._slow = 0
         self._took_seconds = 0.0
         self._last = ""
         self._proven: Form | None = None
@@ -145,7 +158,8 @@ class PrometheusSource:
         """Why no further query is sent: too many failed in a row, or the time limit is reached; `None` if one is."""
         if self._clock() > self._until_seconds:
             return f"the queries have taken more than {format_duration(MAX_SECONDS)}: narrow --match or --window"
-        if self._failures < MAX_FAILURES and self._errors and self._errors % MAX_ERRORS == 0:
+        slow = self._failures == MAX_FAILURES and self._proven is not None and self._slow < MAX_SLOW
+        if slow or (self._failures < MAX_FAILURES and self._errors and self._errors % MAX_ERRORS == 0):
             await self._prove()
         return self._last if self._failures >= MAX_FAILURES else None
 
@@ -159,15 +173,16 @@ class PrometheusSource:
             return
         try:
             await self._ask("/api/v1/query", self._proven)
-            self._errors = 0
+            self._errors = self._failures = 0
         except Unreadable:
-            self._failures = MAX_FAILURES
+            self._failures = MAX_FAILURES + 1
 
     def _failed(self, error: Unreadable) -> None:
         """Count a query that failed and cannot be made smaller."""
         slow = error.status == httpx2.codes.GATEWAY_TIMEOUT or self._took_seconds >= SLOW_ERROR_SECONDS
-        if isinstance(error, RefusedError) or error.status is None or slow:
+        if error.status is None or error.status in FORBIDDEN or slow:
             self._failures += 1
+            self._slow += 1
         else:
             self._errors += 1
         self._last = str(error)
@@ -228,7 +243,7 @@ class PrometheusSource:
             form = _form(one.selector, start, end, newest=newest)
             try:
                 answer = await (self._ask("/api/v1/query", form) if is_part else self._patiently(form))
-                count = add_samples(answer, start, end, into, self._names)
+                count = add_samples(answer, start, end, into, self._names, one.selects)
             except Unreadable as error:
                 if _may_be_split(error) and (halves := one.halves()):
                     left += [(half, start, end, True) for half in reversed(halves)]
@@ -238,7 +253,8 @@ class PrometheusSource:
                 if not (too_much and shorter):
                     self._failed(error)
                 # Half the interval may be small enough, or fast enough.
-                if shorter and (too_much or isinstance(error, TooSlowError)) and self._failures < MAX_FAILURES:
+                patient = max(self._failures, self._slow) < MAX_FAILURES
+                if shorter and (too_much or isinstance(error, TooSlowError)) and patient:
                     midpoint = (start + end) / 2.0
                     left += [(one, midpoint, end, is_part), (one, start, midpoint, is_part)]
                 else:
@@ -300,8 +316,9 @@ class PrometheusSource:
         self._answered = True
         self._take_note(status, after)
         decoded = decoded_answer(body, path)
-        if status in (401, 403):
-            raise RefusedError("failed", f"{status} on {path}: pass --token-file, or --user with a password")
+        if status in FORBIDDEN:
+            reason = f"{status} on {path}: pass --token-file, or --user with a password"
+            raise RefusedError("failed", reason, status=status)
         if decoded is None:
             raise not_json_error(status, path, body)
         if decoded.get("status") != "success" or status != httpx2.codes.OK:
@@ -339,10 +356,10 @@ class PrometheusSource:
 
 
 def _may_be_split(error: Unreadable) -> bool:
-    """Whether a smaller selector may succeed: the server answers, is not busy, and has not refused the query."""
+    """Whether a smaller selector may succeed: the server answers, is not busy, and does not refuse all queries."""
     if isinstance(error, TooMuchError):
         return True
-    return error.status is not None and error.status not in BUSY and not isinstance(error, RefusedError)
+    return error.status is not None and error.status not in (*BUSY, *FORBIDDEN)
 
 
 def _form(selector: str, start_seconds: float, end_seconds: float, *, newest: bool) -> Form:

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from time import monotonic, thread_time
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
@@ -236,17 +237,20 @@ class FleetFeed:
 
     async def _read(self, source: PrometheusSource, window: Window, first: FirstVerdicts) -> int:
         """Read what is new of every replica, those that begin at the same moment together; the new are judged."""
-        starts: dict[float, list[_Kept]] = defaultdict(list)
+        starts: dict[tuple[bool, float], list[_Kept]] = defaultdict(list)
         for one in self._kept.values():
             if one.replica.series:
-                starts[self._start(one, window)].append(one)
+                start_seconds = self._start(one, window)
+                starts[one.unread is None, start_seconds].append(one)
         count = 0
-        # What is new first: a replica that is read whole takes as long as hundreds of others.
-        for start_seconds, some in sorted(starts.items(), reverse=True):
+        # What is new first: a replica that is read whole takes as long as hundreds of others. What could not be read
+        # comes last, each alone: a query that has no answer again costs no other replica its own.
+        for (could_be, start_seconds), some in sorted(starts.items(), key=itemgetter(0), reverse=True):
             by_key = {one.replica.key: one for one in some}
             part = Window(start_seconds=start_seconds, end_seconds=window.end_seconds)
             whole_window = start_seconds == window.start_seconds
-            reading = read_samples(source, [one.replica for one in some], part, at_once=TOGETHER)
+            at_once = TOGETHER if could_be else 1
+            reading = read_samples(source, [one.replica for one in some], part, at_once=at_once)
             async for replica, whole, history in reading:
                 one = by_key[replica.key]
                 samples = read_until(replica, whole, history, window.end_seconds)

@@ -259,11 +259,15 @@ class _Query:
 
     def covers(self, replica: Replica) -> bool:
         """Whether it selects any series of a replica."""
-        reported = (labels for labels in replica.labels if labels["__name__"] in self.names)
-        return any(
-            labels.get(self.wanted.label, "") in self.counts
+        return any(map(self.selects, replica.series))
+
+    def selects(self, series: Labels) -> bool:
+        """Whether it selects a series."""
+        labels = dict(series)
+        return (
+            labels.get("__name__") in self.names
+            and labels.get(self.wanted.label, "") in self.counts
             and (not self.wanted.space or labels.get(self.wanted.space, "") == self.wanted.inside)
-            for labels in reported
         )
 
 

@@ -140,6 +140,27 @@ def test_a_server_with_several_addresses_is_judged_once(tmp_path: Path, more: in
     assert [True] == ["scraped at several addresses (10.0.0.0, 10.9.9." in reason for reason in reasons]
 
 
+def vector(more: Series) -> Answer:
+    """An answer with one series that no query was for."""
+    result = [{"metric": {"__name__": "vllm:num_requests_running", **more}, "values": [[END_SECONDS - 60.0, "1"]]}]
+    return reply_json({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+def test_a_server_whose_queries_hang_is_soon_alone(tmp_path: Path) -> None:
+    """It costs the servers that its first query was also for one round, and none after that."""
+    count = 2 * REPLICAS_AT_ONCE
+
+    def fails(query: str) -> Answer | None:
+        return silent() if "vllm:" in query and "vllm-03" in query else None
+
+    with holding(counted(count), fails=fails) as server, feed(server, tmp_path, timeout=2.0) as kept:
+        first = judged(asyncio.run(kept.round(END_SECONDS - 301.0)))
+        again = judged(asyncio.run(kept.round(END_SECONDS)))
+    assert ("ok", "") == first[f"vllm-{count - 1:02d}"]
+    assert "no complete answer within 2 s" in again.pop("vllm-03")[1]
+    assert {("ok", "")} == set(again.values())
+
+
 @pytest.mark.parametrize(
     ("failure", "reason", "unknown"),
     [
@@ -148,6 +169,10 @@ def test_a_server_with_several_addresses_is_judged_once(tmp_path: Path, more: in
         ),
         pytest.param(reply("oops", status=502), "502 on /api/v1/query", 1, id="502"),
         pytest.param(reply("{", content_type="application/json"), "is not JSON", 1, id="cut off"),
+        pytest.param(reply("<html>", content_type="text/html"), "not JSON", 1, id="a page"),
+        pytest.param(reply("", status=302, Location="http://127.0.0.1:1/"), "302 on /api/v1/query", 1, id="redirect"),
+        pytest.param(vector({}), "not queried", 1, id="another query's"),
+        pytest.param(vector({"pod": "\ud800"}), "invalid labels", 1, id="half a character"),
         pytest.param(silent(), "no complete answer within 3 s", 2 * REPLICAS_AT_ONCE, id="slow"),
     ],
 )

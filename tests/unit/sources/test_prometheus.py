@@ -15,7 +15,7 @@ import pytest
 
 from kvdiag.sources import prometheus_api
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.prometheus_answers import History, add_samples
+from kvdiag.sources.prometheus_answers import History, Labels, add_samples
 from kvdiag.sources.prometheus_api import (
     MAX_ANSWER_BYTES,
     MAX_SERIES,
@@ -276,6 +276,10 @@ class Portion:
     def halves(self) -> tuple[Self, ...]:
         """Two with half as many each."""
         return (type(self)(self.count // 2),) * 2 if self.count > 1 else ()
+
+    def selects(self, series: Labels) -> bool:
+        """Any series."""
+        return bool(series)
 
 
 @pytest.mark.parametrize(
