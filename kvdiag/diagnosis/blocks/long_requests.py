@@ -1,4 +1,4 @@
-"""A queue behind one request that takes the whole pool by its length: not too many run at once, one is too long.
+"""A queue behind one request that is so long that no second fits the pool: not too many run at once.
 
 Three figures say so together, none of them alone. One request runs wherever others wait; it leaves no room for another
 one like it; and the requests that ended had so many tokens, by the engine's counters, that one takes much of the pool.

@@ -1,7 +1,7 @@
 """capacity.long_context: one request's context needs more memory than there is.
 
 Decided in this order: a single request that ran out of memory, a pool smaller than max_model_len, and a request that
-has the whole pool and makes no progress are faults; a queue behind one request that takes the whole pool by its length
+has the whole pool and makes no progress are faults; a queue behind one request that is so long that no second fits
 is suspect; a long request that completed is ok.
 """
 
