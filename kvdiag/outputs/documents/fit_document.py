@@ -92,4 +92,9 @@ def _plan(plan: Plan) -> Json:
 
 def _budget(budget: Budget) -> Json:
     names = ("total", "weights", "activation", "context", "graph", "overhead", "unused", "reserve", "shortfall")
-    return fields_of(budget, *(f"{name}_bytes" for name in names), kv_pool_bytes="pool_bytes")
+    return fields_of(
+        budget,
+        *(f"{name}_bytes" for name in names),
+        kv_pool_bytes="pool_bytes",
+        kv_pool_range_bytes="pool_range_bytes",
+    )

@@ -45,8 +45,10 @@ def test_blocks_set_by_hand_decide_the_pool(capsys: pytest.CaptureFixture[str]) 
     code, document = answer(capsys, *arguments)
 
     (budget,), (lever,) = document["budgets"], [one for one in document["levers"] if one["name"] == BY_MEMORY]
-    parts = sum(size for name, size in budget.items() if name not in ("total_bytes", "shortfall_bytes"))
+    no_part = ("total_bytes", "shortfall_bytes", "kv_pool_range_bytes")
+    parts = sum(size for name, size in budget.items() if name not in no_part)
     assert (2, 512 << 20, budget["total_bytes"]) == (code, budget["kv_pool_bytes"], parts)
+    assert [512 << 20, 512 << 20] == budget["kv_pool_range_bytes"]
     assert budget["unused_bytes"] > 50 * GIB
     assert "512 MiB per GPU" in document["notes"][0]
     assert ("without --num-gpu-blocks-override", "fits") == (lever["change"], lever["outcome"])
