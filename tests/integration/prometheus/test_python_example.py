@@ -1,4 +1,4 @@
-"""The example of docs/python.md, run as it stands on a real Prometheus."""
+"""The example of docs/python.md and examples/, run as it stands on a real Prometheus."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,9 @@ import pytest
 
 from tests.integration.prometheus.histories import END_SECONDS
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "python.md"
+FILE = ROOT / "examples" / "find_a_leak.py"
 MAX_LINES = 15
 
 
@@ -15,6 +17,7 @@ def test_the_example_finds_the_leak(history: str, capsys: pytest.CaptureFixture[
     """Two replicas, of which one grows by 2,000 MB an hour: it alone is a fault, at that rate, within 15 lines."""
     example = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
     assert len(example.splitlines()) <= MAX_LINES
+    assert FILE.read_text(encoding="utf-8").endswith(f'"""\n\n{example}')
     given = {
         '"http://prometheus:9090"': repr(history),
         'namespace="llm"': 'namespace="leak"',
