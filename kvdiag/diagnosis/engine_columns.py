@@ -41,7 +41,10 @@ class EngineColumns:
         first = list(map(attrgetter(names[0]), self.only))
         if len(names) == 1:
             return first
-        rows = zip(first, *(self.total(name) for name in names[1:]), strict=True)
+        columns = (first, *(self.total(name) for name in names[1:]))
+        if any(column.count(None) == len(column) for column in columns):
+            return [None] * len(first)
+        rows = zip(*columns, strict=True)
         return [None if None in row else sum(row) for row in rows]
 
     @property

@@ -8,11 +8,10 @@ have its part. Results that several rules ask for are kept with the timeline (`T
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise, takewhile
-from operator import itemgetter
+from itertools import pairwise, takewhile
 from typing import Literal
 
-from kvdiag.diagnosis.engine_columns import engine_columns
+from kvdiag.diagnosis.engine_columns import EngineColumns, engine_columns
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.kv.calibration.running_server import block_bytes as served_block_bytes
 from kvdiag.model import (
@@ -49,13 +48,16 @@ def readings_of(timeline: Timeline, label: str) -> Sequence[tuple[float, Engine]
     """The times and samples of one engine, by its label."""
     return timeline.once(
         ("readings_of", label),
-        lambda: [
-            (sample.at_seconds, engine)
-            for sample in timeline.samples
-            for engine in sample.engines or ()
-            if engine.engine == label
-        ],
+        lambda: _readings_of(engine_columns(timeline), label),
     )
+
+
+def _readings_of(columns: EngineColumns, label: str) -> list[tuple[float, Engine]]:
+    if columns.only is not None:
+        pairs = zip(columns.times_seconds, columns.only, strict=True)
+        return [pair for pair in pairs if pair[1].engine == label]
+    every = ((sample.at_seconds, engine) for sample in columns.samples for engine in sample.engines or ())
+    return [pair for pair in every if pair[1].engine == label]
 
 
 def block_bytes(facts: Facts) -> int | None:
@@ -88,13 +90,15 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
     def floors() -> tuple[IdleFloor, ...]:
         # A tick on which no engine was read ends no interval.
         columns = engine_columns(timeline)
-        rows = zip(map(_no_request, columns.idle, columns.samples), columns.samples, strict=True)
-        groups = [(idle, tuple(sample for _, sample in group)) for idle, group in groupby(rows, itemgetter(0))]
-        befores = [None, *(group[-1] for _, group in groups)]
-        intervals = [
-            _current(group, facts, before) for (idle, group), before in zip(groups, befores, strict=False) if idle
-        ]
-        return tuple(floor for each in intervals if (floor := _floor(each, timeline, facts, limits)) is not None)
+        read, end, found = columns.samples, 0, []
+        idle = [*map(_no_request, columns.idle, read), False]
+        while True in idle[end:]:
+            begin = idle.index(True, end)
+            end = idle.index(False, begin)
+            interval = _current(read[begin:end], facts, read[begin - 1] if begin else None)
+            if (floor := _floor(interval, timeline, facts, limits)) is not None:
+                found.append(floor)
+        return tuple(found)
 
     return timeline.once(("idle_floors", facts.pools, facts.capabilities, limits.idle_samples), floors)
 
@@ -289,10 +293,13 @@ def server_bytes(device: Device, server_pids: tuple[int, ...] | None) -> int | N
     """Bytes of the server's own processes on a device; `None` where one of them, or which they are, is not known."""
     if device.processes is None or server_pids is None:
         return None
-    own = [process.used_bytes for process in device.processes if process.pid in server_pids]
-    if not own or None in own:
-        return None
-    return sum(used for used in own if used is not None)
+    total: int | None = None
+    for process in device.processes:
+        if process.pid in server_pids:
+            if process.used_bytes is None:
+                return None
+            total = process.used_bytes if total is None else total + process.used_bytes
+    return total
 
 
 def server_uuids(timeline: Timeline, facts: Facts) -> frozenset[str]:

@@ -169,12 +169,13 @@ def _lengths(newest: Sequence[_Reading | None], limits: Limits) -> list[float] |
 
 def _readings(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Reading]:
     found: list[_Reading] = []
-    due = 0.0
+    due, by_ends = 0.0, facts.capabilities.on_completion
     shown: object = None
     for sample in timeline.samples:
-        if sample.engines is None or sample.asleep:
+        # A day has 86,400 samples: without counted ends of requests, those between the ones kept say nothing.
+        if sample.engines is None or (sample.at_seconds < due and not by_ends) or sample.asleep:
             continue
-        if facts.capabilities.on_completion:
+        if by_ends:
             before, shown = shown, [(one.kv_usage_ratio, one.requests_finished_total) for one in sample.engines]
             if shown == before:
                 continue

@@ -120,7 +120,8 @@ class _Work:
             return None
         pace = (times[-1] - times[0]) / (work[-1] - work[0])
         clock = [times[-1] - pace * (work[-1] - done) for done in work]
-        return cls(times=times, clock=clock, minutes=Minutes.of(replace(series, times_seconds=clock), limits))
+        by_work = replace(series, times_seconds=clock, beside={})
+        return cls(times=times, clock=clock, minutes=Minutes.of(by_work, limits))
 
     def windows(self, lengths: Sequence[int], limits: GrowthLimits) -> tuple[GrowthEvidence, ...]:
         """The windows that grow by the work done, with the time that each took."""

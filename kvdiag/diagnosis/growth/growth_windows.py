@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from statistics import fmean, median
+from itertools import pairwise
+from statistics import median
 
 from kvdiag import stats
 from kvdiag.diagnosis.growth.growth_evidence import (
@@ -19,6 +19,7 @@ from kvdiag.diagnosis.growth.growth_evidence import (
     Series,
 )
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
+from kvdiag.diagnosis.growth.minute_load import MinuteLoad, binned, mean_of
 from kvdiag.diagnosis.growth.step_growth import continues, p_steps, records
 
 
@@ -28,7 +29,7 @@ class Minutes:
 
     medians: list[float | None]
     lows: list[float | None]
-    load: list[float] | None
+    load: MinuteLoad | None
     spacing_seconds: float
     collected: bool
     newest_minute: int
@@ -50,13 +51,19 @@ class Minutes:
         sizes = series.sizes_bytes[start:]
         every = cells(sizes)
         # What stays the same follows no load.
-        loads = series.load if min(sizes) < max(sizes) else None
-        load = None if loads is None else [_mean(cell) if cell else None for cell in cells(loads[start:])]
+        load = None
+        if series.load is not None and min(sizes) < max(sizes):
+            load = series.beside.get("load")
+            if load is None:
+                means = [mean_of(cell) if cell else None for cell in cells(series.load[start:])]
+                filled = stats.interpolated(means, limits.load_filled_ratio)
+                load = None if filled is None else MinuteLoad(filled)
+                series.beside["load"] = load
         gaps = [later - earlier for earlier, later in pairwise(times)]
         return cls(
             medians=[_middle(cell) if cell else None for cell in every],
             lows=[min(cell) if cell else None for cell in every],
-            load=None if load is None else stats.interpolated(load, limits.load_filled_ratio),
+            load=load,
             spacing_seconds=median(gaps) if gaps else 0.0,
             collected=series.collected,
             newest_minute=int(end / MINUTE_SECONDS),
@@ -65,8 +72,7 @@ class Minutes:
     def until(self, back: int) -> Minutes:
         """The minutes without so many of the newest ones."""
         end = len(self.medians) - back
-        load = None if self.load is None else self.load[:end]
-        return replace(self, medians=self.medians[:end], lows=self.lows[:end], load=load)
+        return replace(self, medians=self.medians[:end], lows=self.lows[:end])
 
     def held(
         self, lengths: Sequence[int], limits: GrowthLimits, certain: Callable[[GrowthEvidence, Minutes], bool]
@@ -143,7 +149,7 @@ class Minutes:
         back = max(0, start - max(limits.past_minutes, int(limits.past_windows * (end - start))))
         back += (start - back) % size
         medians, removed = self._at_equal_load(back, end, size, limits)
-        bins = _binned(medians, size, median)
+        bins = binned(medians, size, median)
         level = stats.interpolated(bins[-count:], limits.filled_ratio) if count >= limits.min_bins else None
         if level is None:
             return None
@@ -151,8 +157,8 @@ class Minutes:
         # The lowest samples of a bin are those of its lowest load, which is not the mean that is taken out.
         lows = None
         if not removed:
-            lows = stats.interpolated(_binned(self.lows[start:end], size, min), limits.filled_ratio)
-        high_water = records(None if self.load is None else self.load[:end], start, size, limits)
+            lows = stats.interpolated(binned(self.lows[start:end], size, min), limits.filled_ratio)
+        high_water = records(None if self.load is None else self.load.minutes[:end], start, size, limits)
         evidence = self._gated(level, lows or level, past, high_water, size, limits)
         return replace(evidence, load_removed=removed)
 
@@ -161,21 +167,20 @@ class Minutes:
     ) -> tuple[Sequence[float | None], bool]:
         """Gate 1: the minutes less what follows the load, and whether there was any such part."""
         medians: Sequence[float | None] = self.medians[start:end]
-        means = None if self.load is None else stats.interpolated(_binned(medians, size, _mean), limits.filled_ratio)
+        means = None if self.load is None else stats.interpolated(binned(medians, size, mean_of), limits.filled_ratio)
         if self.load is None or means is None:
             return medians, False
-        load = self.load[start:end]
-        columns = [load, list(accumulate(load, max))]
-        binned = [[mean for mean in _binned(each, size, _mean) if mean is not None] for each in columns]
-        follows = stats.sensitivities(means, binned, limits.load_correlation)
-        for column, sensitivity in zip(columns, follows, strict=True):
+        bins, averages = self.load.binned(start, end, size)
+        follows = stats.sensitivities(means, bins, limits.load_correlation)
+        if not any(follows):
+            return medians, False
+        for column, average, sensitivity in zip(self.load.columns(start, end), averages, follows, strict=True):
             if sensitivity:
-                average = fmean(column)
                 medians = [
                     None if value is None else value - sensitivity * (each - average)
                     for value, each in zip(medians, column, strict=True)
                 ]
-        return medians, any(follows)
+        return medians, True
 
     def _gated(
         self,
@@ -299,7 +304,7 @@ def slowing(minutes: Minutes, limits: GrowthLimits) -> bool:
     size = len(minutes.medians) // 5
     if size < limits.slowing_fifth_minutes:
         return False
-    fifths = stats.interpolated(_binned(minutes.medians[-5 * size :], size, median), limits.filled_ratio)
+    fifths = stats.interpolated(binned(minutes.medians[-5 * size :], size, median), limits.filled_ratio)
     if fifths is None:
         return False
     rises = [later - earlier for earlier, later in pairwise(fifths)]
@@ -332,23 +337,10 @@ def _beyond_past(risen: float, past: Sequence[float], quarter: int, limits: Grow
     return risen / max(most, 1.0)
 
 
-def _binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[float]], float]) -> list[float | None]:
-    """Bins of so many minutes, the newest whole; `None` where a bin holds no sample."""
-    cells = (
-        [value for value in minutes[start : start + size] if value is not None]
-        for start in range(len(minutes) % size, len(minutes), size)
-    )
-    return [of(cell) if cell else None for cell in cells]
-
-
 def _middle(values: Sequence[float]) -> float:
     # Most minutes have one sample or two.
-    if len(values) == 1:
+    count = len(values)
+    if count == 1:
         return values[0]
-    return median(values) if len(values) > 2 else (values[0] + values[1]) / 2  # noqa: PLR2004
-
-
-def _mean(values: Sequence[float]) -> float:
-    if len(values) == 1:
-        return float(values[0])
-    return fmean(values) if len(values) > 2 else (values[0] + values[1]) / 2  # noqa: PLR2004
+    ordered = sorted(values)
+    return ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2

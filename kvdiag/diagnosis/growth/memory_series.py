@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
+from itertools import accumulate, compress, repeat
 from operator import attrgetter
 
 from kvdiag.diagnosis.engine_columns import EngineColumns, Totals, engine_columns
@@ -19,6 +19,7 @@ from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.estimator import assess
 from kvdiag.diagnosis.growth.growth_evidence import Assessment, Series
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
+from kvdiag.diagnosis.growth.minute_load import MinuteLoad
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Facts, HostProcess, Timeline, cuda_uuid
@@ -46,6 +47,22 @@ class MemoryOwner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alongside:
+    """What the engines did when a source was read: their load and the work done, at the times they were awake.
+
+    `awake` says which of the times read those are, `None` for all. `load` and `work` are `None` where no engine
+    reports them.
+    """
+
+    read_seconds: Sequence[float]
+    times_seconds: Sequence[float]
+    awake: Sequence[bool] | None
+    load: Sequence[float] | None
+    work: Sequence[float] | None
+    known: dict[str, MinuteLoad | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineActivity:
     """What the engines did, sample by sample: their load, the work done, and whether any of them slept.
 
@@ -68,30 +85,28 @@ class EngineActivity:
             return None, False
         return self.load[place], self.asleep[place]
 
-    def places(self, times: Sequence[float]) -> list[int]:
-        """The newest sample before each of some ascending times; -1 before the first."""
-        if (before := len(self.times_seconds) - len(times)) >= 0 and tuple(times) == self.times_seconds[before:]:
-            return list(range(before, len(self.times_seconds)))
-        found, place, last = [], -1, len(self.times_seconds) - 1
-        for seconds in times:
-            while place < last and self.times_seconds[place + 1] <= seconds:
-                place += 1
-            found.append(place)
-        return found
-
-    def recent(self, times: Sequence[float], places: Sequence[int], limits: GrowthLimits) -> list[int]:
-        """The places, -1 where the sample there is too old."""
+    def alongside(self, read_seconds: Sequence[float], limits: GrowthLimits) -> Alongside:
+        """The engines at each of some ascending times, without those at which they slept."""
         own, most_seconds = self.times_seconds, limits.engine_age_seconds
-        return [
+        times = read_seconds
+        places = [bisect_right(own, seconds) - 1 for seconds in times]
+        recent = [
             place if place >= 0 and seconds - own[place] <= most_seconds else -1
             for seconds, place in zip(times, places, strict=True)
         ]
-
-    def done(self, places: Sequence[int]) -> list[float] | None:
-        """The work done at each place; `None` where no engine counts tokens."""
-        if not self.work or self.work[-1] <= 0.0:
-            return None
-        return [self.work[max(place, 0)] for place in places]
+        awake = None
+        if True in self.asleep:
+            awake = [place < 0 or not self.asleep[place] for place in recent]
+            times, places, recent = (list(compress(each, awake)) for each in (times, places, recent))
+        reported = any(place >= 0 for place in recent)
+        worked = bool(self.work) and self.work[-1] > 0.0
+        return Alongside(
+            read_seconds=read_seconds,
+            times_seconds=times,
+            awake=awake,
+            load=[self.load[place] if place >= 0 else 0.0 for place in recent] if reported else None,
+            work=[self.work[max(place, 0)] for place in places] if worked else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +118,7 @@ class MemorySeries:
     started_seconds: float | None
     limits: GrowthLimits
     _assessed: dict[Part, dict[MemoryOwner, Assessment]] = field(default_factory=dict)
+    _alongside: list[Alongside] = field(default_factory=list)
 
     def assessed(self, part: Part) -> Mapping[MemoryOwner, Assessment]:
         """A component of every owner that was there to the end, judged by the estimator."""
@@ -137,21 +153,18 @@ class MemorySeries:
     def _awake(self, line: Points, since_seconds: float, part: Part) -> Series:
         """The samples since a moment with the load at each, without those of engines asleep."""
         first = bisect_left(line[0], since_seconds)
-        times, sizes = line[0][first:], line[1][first:]
-        engines = self.engines
-        places = engines.places(times)
-        recent = engines.recent(times, places, self.limits)
-        if True in engines.asleep:
-            awake = [place < 0 or not engines.asleep[place] for place in recent]
-            times, sizes = list(compress(times, awake)), list(compress(sizes, awake))
-            places, recent = list(compress(places, awake)), list(compress(recent, awake))
-        reported = any(place >= 0 for place in recent)
+        read, sizes = line[0][first:], line[1][first:]
+        # A source reads all its devices or processes at the same times.
+        if not self._alongside or self._alongside[-1].read_seconds != read:
+            self._alongside[:] = [self.engines.alongside(read, self.limits)]
+        beside = self._alongside[-1]
         return Series(
-            times_seconds=times,
-            sizes_bytes=sizes,
-            load=[engines.load[place] if place >= 0 else 0.0 for place in recent] if reported else None,
-            work=engines.done(places),
+            times_seconds=beside.times_seconds,
+            sizes_bytes=sizes if beside.awake is None else list(compress(sizes, beside.awake)),
+            load=beside.load,
+            work=beside.work,
             collected=part.collected,
+            beside=beside.known,
         )
 
 
@@ -253,7 +266,7 @@ class _Gathering:
             if size is not None:
                 found.append((self._line(Part.SERVER, key), size))
                 if used is not None:
-                    found.append((self._line(Part.OTHERS, key), max(used - size, 0)))
+                    found.append((self._line(Part.OTHERS, key), used - size if used > size else 0))
             elif used is not None and not self._own:
                 # Of devices that are known to be shared the whole says nothing of the server.
                 found.append((self._line(Part.DEVICE, key), used))
@@ -279,7 +292,10 @@ class _Gathering:
         return found
 
     def _line(self, part: Part, key: Hashable) -> Points:
-        return self._points[part].setdefault(key, ([], []))
+        lines = self._points[part]
+        if (line := lines.get(key)) is None:
+            line = lines[key] = ([], [])
+        return line
 
     def _by_owner(self, part: Part) -> dict[MemoryOwner, Points]:
         """The series of a part; of processes under one name and number the newest counts."""
@@ -327,6 +343,9 @@ def _media(columns: EngineColumns) -> bool | None:
 
 def _worked(tokens: Totals) -> Iterator[float]:
     """Tokens that the engines counted since the sample before; a counter that restarts at 0 adds nothing."""
+    if tokens.count(None) == len(tokens):
+        yield from repeat(0.0, len(tokens))
+        return
     before: int | None = None
     for now in tokens:
         yield 0.0 if now is None or before is None else float(max(now - before, 0))

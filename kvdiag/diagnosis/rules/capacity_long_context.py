@@ -141,7 +141,10 @@ def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engi
     stall: list[tuple[float, Engine]] = []
     before: tuple[int | None, ...] = ()
     for at_seconds, engine in readings_of(timeline, pool.engine):
-        fills, counts = _fills_alone(engine, pool), (engine.generation_tokens_total, engine.prompt_tokens_total)
+        fills = _fills_alone(engine, pool)
+        if not fills and not stall:
+            continue
+        counts = (engine.generation_tokens_total, engine.prompt_tokens_total)
         # It makes progress where a token was generated or a prompt started, or that is not reported.
         if stall and (not fills or None in counts or counts != before):
             yield stall

@@ -7,6 +7,7 @@ the exact sign); the fullest rank against the median of the others, more strictl
 server that was never idle run the same steps, so their medians over the newer half of the samples are compared.
 """
 
+import math
 from dataclasses import dataclass
 from statistics import median_high
 
@@ -78,14 +79,18 @@ def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ..
 
 def _busy(timeline: Timeline, own: frozenset[str], facts: Facts, limits: Limits) -> list[_Rank] | None:
     """Each rank with the median of what it used while all of them used something; `None` with too few samples."""
-    # Most samples of a day list no processes.
-    listed = (
-        sample
-        for sample in timeline.samples
-        if facts.device_uuids or any(device.processes is not None for device in sample.devices or ())
-    )
-    of_samples = ((sample, _held_by_rank(sample, own, facts)) for sample in listed)
-    every = [(sample, held) for sample, held in of_samples if held is not None and len(held) >= max(len(own), 2)]
+    every: list[tuple[Sample, list[int]]] = []
+    due, samples = -math.inf, timeline.samples
+    is_long = bool(samples) and samples[-1].at_seconds - samples[0].at_seconds > limits.metrics_window_seconds
+    # The median of a day needs no sample a second.
+    apart_seconds = limits.growth.reading_seconds if is_long else 0.0
+    for sample in samples:
+        if not sample.devices or sample.at_seconds < due:
+            continue
+        held = _held_by_rank(sample, own, facts)
+        if held is not None and len(held) >= max(len(own), 2):
+            every.append((sample, held))
+            due = sample.at_seconds + apart_seconds
     newer = every[len(every) // 2 :]
     if len(newer) < limits.busy_rank_samples:
         return None

@@ -11,7 +11,9 @@ Decided in this order:
    are shorter than the time between two samples, but torch keeps what they took, so the minimum of free bytes shows it.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
@@ -190,27 +192,23 @@ def _judged(gpu: str, least: int, before: int | None, after: int | None, limits:
 def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     own = assigned_uuids(timeline, facts)
     columns = engine_columns(timeline)
-    pages = [
-        (seconds, idle)
-        for seconds, idle, one in zip(columns.times_seconds, columns.idle, columns.samples, strict=True)
-        if one.engines
-    ]
-    if not pages:
+    answered = [bool(one.engines) for one in columns.samples]
+    times, states = list(compress(columns.times_seconds, answered)), list(compress(columns.idle, answered))
+    if not times:
         return []
-    first, last = pages[0][0], pages[-1][0]
+    first, last = times[0], times[-1]
     apart = limits.growth.reading_seconds if last - first > limits.metrics_window_seconds else 0.0
     dips: dict[str, _Dip] = {}
     idle: dict[str, Device] = {}
-    due, place = first, 0
+    due = first
     before: tuple[object, bool] | None = None
     for sample in timeline.samples:
         # A day of eight GPUs has 700,000 samples, and torch keeps what the most needed of them took.
         if sample.devices is None or sample.at_seconds < due:
             continue
-        while place + 1 < len(pages) and pages[place + 1][0] <= sample.at_seconds:
-            place += 1
-        at_seconds, state = pages[place]
-        if state is None or sample.at_seconds - at_seconds > limits.growth.engine_age_seconds:
+        place = bisect_right(times, sample.at_seconds) - 1
+        state = states[place]
+        if state is None or sample.at_seconds - times[place] > limits.growth.engine_age_seconds:
             continue
         due = sample.at_seconds + apart
         # The same object in the same state says nothing new.
