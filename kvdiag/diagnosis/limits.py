@@ -70,6 +70,9 @@ class Limits:
     busy_floor_seconds: float = 6.0 * 3600.0
     """Least time over which a server that is never idle is judged under load: a few hours may have one load only."""
 
+    since_idle_seconds: float = 3600.0
+    """The same since the last idle interval, to doubt what that showed."""
+
     busy_floor_p: float = 0.01
     """p-value of the slope of its lowest samples, corrected for autocorrelation."""
 
@@ -309,6 +312,9 @@ class Limits:
 
     burst_gap_seconds: float = 300.0
     """Of the time between two samples no more is taken as observed: a scrape is a minute, seldom five."""
+
+    burst_errors: float = 1.64
+    """Standard errors below the observed share of the time up to which it is certain: one side of 90 %."""
 
     burst_over_seconds: float = 1800.0
     """Time since the last burst after which it is over."""

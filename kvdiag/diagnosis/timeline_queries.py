@@ -90,6 +90,8 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
     def floors() -> tuple[IdleFloor, ...]:
         # A tick on which no engine was read ends no interval.
         columns = engine_columns(timeline)
+        if True not in columns.idle:
+            return ()
         read, end, found = columns.samples, 0, []
         idle = [*map(_no_request, columns.idle, read), False]
         while True in idle[end:]:

@@ -31,9 +31,9 @@ Those that fail at 2 to 6 are explained: `none`. Those that fail at 7 to 10 have
 A fault of a window that ended before holds (`held`) while its growth is not released, and continues or has only just
 stopped, where a later history only looks uneven or slower. After a longer pause, or once half of it has been released,
 the fault ends, and growth after it is judged as new.
-Two doubts lower a window that passed: a whole history that slows down makes a short one `slowing` (unknown), and memory
-that a garbage collector may return is no fault over a short window without a past, unless it is much and its rate keeps
-up where that of a warm-up would fall (`no past`, a suspect).
+Two doubts lower a window that passed: a whole history that slows down, over the work done as well, makes a short one
+`slowing` (unknown), and memory that a garbage collector may return is no fault over a short window without a past,
+unless it is much and its rate keeps up where that of a warm-up would fall (`no past`, a suspect).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from kvdiag.diagnosis.growth.growth_evidence import (
     Series,
 )
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
-from kvdiag.diagnosis.growth.growth_windows import Minutes, slowing
+from kvdiag.diagnosis.growth.growth_windows import Minutes, rises_of_fifths, slowing
 
 
 def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | None = None) -> Assessment:
@@ -71,23 +71,29 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     # What never moved so much needs one look: for the rate that the longest window would have called.
     found = [minutes.judged(length, limits) for length in (fitting[-1:] if still else fitting)]
     windows = tuple(one for one in found if one is not None)
-    work = None if still or any(one.status == "fault" for one in windows) else _Work.of(series, limits)
-    if work is not None:
-        windows += work.windows(fitting, limits)
-    if any(one.grows for one in windows) and slowing(minutes, limits):
+    work = None if still else _Work.of(series, limits)
+
+    def slows(then: Minutes) -> bool:
+        """Whether the history until a moment slows down, and not only because the engines did less."""
+        return slowing(then, limits) and (work is None or not work.keeps_up(count - len(then.medians), limits))
+
+    judged_by_work = None if any(one.status == "fault" for one in windows) else work
+    if judged_by_work is not None:
+        windows += judged_by_work.windows(fitting, limits)
+    if any(one.grows for one in windows) and slows(minutes):
         windows = tuple(
             replace(one, status="unknown", reason="slowing") if _is_doubted(one, limits) else one for one in windows
         )
     if not still and not any(one.status == "fault" for one in windows):
         # That a history slows down is known later, and doubts what it showed before.
-        slows = slowing(minutes, limits)
+        now = slows(minutes)
         held = minutes.held(
             fitting,
             limits,
-            lambda one, past: not (slows and one.window_hours < limits.slowing_hours) and not _slows(one, past, limits),
+            lambda one, past: one.window_hours >= limits.slowing_hours or not (now or slows(past)),
         )
-        if held is None and work is not None:
-            held = work.held(fitting, limits)
+        if held is None and judged_by_work is not None:
+            held = judged_by_work.held(fitting, limits)
         windows += (held,) if held is not None else ()
     sure = ((one.status == "fault", one.window_hours * HOUR_SECONDS + one.age_seconds) for one in windows if one.grows)
     since_seconds = series.times_seconds[-1] - max(sure, default=(False, 0.0))[1]
@@ -135,6 +141,13 @@ class _Work:
         )
         return None if found is None else self._over_time(found, found.age_seconds, limits)
 
+    def keeps_up(self, back: int, limits: GrowthLimits) -> bool:
+        """Whether so many minutes ago the last fifth of the work had left about as much as the first."""
+        place = bisect_right(self.times, self.times[-1] - back * MINUTE_SECONDS) - 1
+        then = self.minutes.until(round((self.clock[-1] - self.clock[max(place, 0)]) / MINUTE_SECONDS))
+        rises = rises_of_fifths(then, limits)
+        return rises is not None and rises[-1] >= limits.slowing_ratio * rises[0] > 0.0
+
     def _over_time(self, one: GrowthEvidence, age_seconds: float, limits: GrowthLimits) -> GrowthEvidence:
         """A window that ended so long ago on the clock, with the time that it took and its age in time."""
         times, clock, until = self.times, self.clock, self.clock[-1] - age_seconds
@@ -160,8 +173,3 @@ class _Work:
 def _is_doubted(one: GrowthEvidence, limits: GrowthLimits) -> bool:
     """Whether growth may be a warm-up if the history slows down: over time, short, and not of steps that continue."""
     return one.grows and one.window_hours < limits.slowing_hours and not (one.over_work or one.by_count)
-
-
-def _slows(one: GrowthEvidence, minutes: Minutes, limits: GrowthLimits) -> bool:
-    """Whether a window is too short to decide while its history slows down."""
-    return one.window_hours < limits.slowing_hours and slowing(minutes, limits)

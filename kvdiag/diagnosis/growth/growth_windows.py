@@ -301,15 +301,20 @@ def slowing(minutes: Minutes, limits: GrowthLimits) -> bool:
 
     Of steady growth in noise one in 24 looks so, which costs it until the window of `slowing_hours` decides.
     """
-    size = len(minutes.medians) // 5
-    if size < limits.slowing_fifth_minutes:
+    rises = rises_of_fifths(minutes, limits)
+    if rises is None:
         return False
-    fifths = stats.interpolated(binned(minutes.medians[-5 * size :], size, median), limits.filled_ratio)
-    if fifths is None:
-        return False
-    rises = [later - earlier for earlier, later in pairwise(fifths)]
     slower = all(later < earlier for earlier, later in pairwise(rises))
     return slower and rises[0] > 0.0 and rises[-1] < limits.slowing_ratio * rises[0]
+
+
+def rises_of_fifths(minutes: Minutes, limits: GrowthLimits) -> list[float] | None:
+    """The rises between the medians of the fifths of a history; `None` where it is too short or has holes."""
+    size = len(minutes.medians) // 5
+    if size < limits.slowing_fifth_minutes:
+        return None
+    fifths = stats.interpolated(binned(minutes.medians[-5 * size :], size, median), limits.filled_ratio)
+    return None if fifths is None else [later - earlier for earlier, later in pairwise(fifths)]
 
 
 def _level(minutes: Sequence[float | None], end: int, count: int) -> float | None:

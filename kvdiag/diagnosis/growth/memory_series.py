@@ -97,7 +97,8 @@ class EngineActivity:
         awake = None
         if True in self.asleep:
             awake = [place < 0 or not self.asleep[place] for place in recent]
-            times, places, recent = (list(compress(each, awake)) for each in (times, places, recent))
+            times = list(compress(times, awake))
+            places, recent = list(compress(places, awake)), list(compress(recent, awake))
         reported = any(place >= 0 for place in recent)
         worked = bool(self.work) and self.work[-1] > 0.0
         return Alongside(

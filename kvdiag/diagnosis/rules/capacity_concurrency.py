@@ -1,7 +1,7 @@
 """capacity.concurrency: more requests at once than the KV pool holds, so that they wait or preempt one another.
 
 Decided in this order: bursts that are over and cost next to nothing of a long history are ok; any other preemption for
-lack of room is a fault, but of few of the finished requests in little of the time suspect; a queue in front of a full
+lack of room is a fault, but suspect while it may be of few requests in little of the time; a queue in front of a full
 pool is suspect, and a fault where the server meanwhile does less than half of its usual work; requests that ran
 together without either are ok. An engine in which no request waits for the pool shows it by requests that fail
 (llama.cpp: all that run do).
@@ -16,6 +16,7 @@ requests behind another prompt's prefill (vLLM 0.32: 7 waiting at 49 of 159 bloc
 the pool has no room for one more request of the mean size of those that run.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -127,12 +128,23 @@ def _burst_share(timeline: Timeline, facts: Facts, preempted: int, limits: Limit
 
 
 def _is_rare(timeline: Timeline, facts: Facts, preempted: int, limits: Limits) -> bool:
-    """Whether preemptions cost next to nothing so far: few of the finished requests, in little of the time."""
+    """Whether preemptions may cost next to nothing: few of the finished requests, in little of the time.
+
+    A burst or two of a short history say little of how often they come: only the share that is certain counts, which is
+    all of it where requests lacked room all the time.
+    """
     if timeline.marks:
         return False
     finished, observed, lacking = _lack(timeline, facts, limits)
-    some = max(limits.queue_seconds, limits.rare_ratio * _seconds_after(0.0, observed))
-    return preempted <= limits.burst_ratio * finished and _seconds_after(0.0, lacking) < some
+    if not finished:
+        return False
+    whole, lacked = _seconds_after(0.0, observed), _seconds_after(0.0, lacking)
+    # Samples within one burst are no evidence of another one.
+    bursts = lacked / limits.burst_gap_seconds
+    error = math.sqrt((1.0 - lacked / whole) / bursts) if bursts > 0.0 else 0.0
+    sure = max(1.0 - limits.burst_errors * error, 0.0)
+    some = max(limits.queue_seconds, limits.rare_ratio * whole)
+    return sure * preempted <= limits.burst_ratio * finished and sure * lacked < some
 
 
 def _lack(

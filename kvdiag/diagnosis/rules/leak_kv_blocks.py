@@ -25,6 +25,7 @@ The verdict of an idle interval stands while the engine works, until a later one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from kvdiag.diagnosis.blocks.busy_pool import busy_floor
@@ -126,6 +127,8 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
             return (_released_late(late, facts, evidence, limits),)
         if (collapse := hit_collapse(timeline, limits)) is not None:
             return (_hits_collapsed(collapse, evidence),)
+        if (rising := _rising_since(last, timeline, facts, limits)) is not None:
+            return (replace(rising, evidence=(*evidence, *rising.evidence)),)
         limit = f"detection limit 1 {unit}" + (f" over {plural(requests, 'request')}" if requests else "")
         summary = f"no {unit} was in use at the end of {plural(len(floors), 'idle interval')} ({limit})"
         return (Finding(ID, "ok", summary, evidence),)
@@ -326,6 +329,24 @@ def _held_seconds(floor: IdleFloor, timeline: Timeline, facts: Facts) -> float:
     read = (sample for sample in newest_first if sample.engines is not None)
     held = [sample.at_seconds for sample in takewhile(lambda sample: held_idle(sample, facts), read)]
     return floor.at_seconds - min(held, default=floor.at_seconds)
+
+
+def _rising_since(floor: IdleFloor, timeline: Timeline, facts: Facts, limits: Limits) -> Finding | None:
+    """The finding where the lowest samples after an empty idle interval rise: it says nothing of what came later."""
+    if timeline.marks or not timeline.samples:
+        return None
+    last_seconds = timeline.samples[-1].at_seconds
+    later = timeline.between(floor.at_seconds, last_seconds)
+    since = Timeline(samples=tuple(one for one in later if one.at_seconds > floor.at_seconds))
+    lowest = busy_floor(since, facts, replace(limits, busy_floor_seconds=limits.since_idle_seconds))
+    if lowest is None or lowest.says != "rising":
+        return None
+    unit, ago = facts.capabilities.unit, format_duration(last_seconds - floor.at_seconds)
+    summary = (
+        f"no {unit} was in use while idle {ago} ago; since then minimum usage at equal concurrency rises by "
+        f"{format_number(lowest.growth_per_hour)} {unit}s/h; pause traffic for a moment to rule out longer requests"
+    )
+    return Finding(ID, "unknown", summary, lowest.finding(ID, facts).evidence)
 
 
 def _slots_kept(slots: int, sessions: int, evidence: tuple[Evidence, ...]) -> Finding:

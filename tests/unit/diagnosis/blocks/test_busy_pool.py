@@ -280,3 +280,16 @@ def test_a_slow_leak_is_within_what_is_said_to_be_possible() -> None:
     least = evidence(found)["min_blocks_under_load"]
     assert isinstance(least, int | float)
     assert least >= 0.1 * 2 * 720 * 2 / 3
+
+
+@pytest.mark.parametrize(("grows", "status"), [(600.0, "unknown"), (0.0, "ok")])
+def test_an_idle_interval_says_nothing_of_what_came_later(grows: float, status: str) -> None:
+    """Two hours later the lowest samples at equal requests have risen: the empty pool was before that."""
+    idle = [Sample(at_seconds=30.0 * place, engines=(holding(0, of=KNOWN.pools[0], running=0),)) for place in range(3)]
+    later = busy(lambda share: 1000.0 + grows * share, seconds=7200.0)
+    actual = only(judge, Timeline(samples=(*idle, *later)), KNOWN)
+    assert status == actual.status
+    figures = evidence(actual)
+    assert figures["blocks_at_last_idle"] == 0
+    rises = figures.get("min_blocks_growth_per_hour")
+    assert rises is None if not grows else pytest.approx(300.0, rel=0.1) == rises

@@ -130,6 +130,25 @@ def test_a_leak_of_requests_is_judged_over_their_work(hours: float) -> None:
     assert {"held"} >= {one.reason for one in by_time if one.status == "fault"}
 
 
+def evening(above: Callable[[float], float]) -> Series:
+    """Five hours in which the work falls to a third, evenly; `above` is by the share of it that is done."""
+    times = [60.0 * step for step in range(301)]
+    work = list(accumulate(1.0 - step / 450.0 for step in range(301)))
+    random = seeded("evening")
+    sizes = [20 * GIB + round(above(done / work[-1]) + random.gauss(0.0, 2.0 * MB)) for done in work]
+    return Series(times_seconds=times, sizes_bytes=sizes, work=work)
+
+
+def test_growth_that_slows_down_with_the_work_is_no_warm_up() -> None:
+    """What each request leaves is as much as before; a warm-up slows down over the work as well."""
+    leak = evening(lambda done: 1500 * MB * done)
+    assert "fault" == decided(assess(leak, LIMITS)).status
+    assert "slowing" in {one.reason for one in assess(replace(leak, work=None), LIMITS).windows}
+    warming = assess(evening(lambda done: 1500 * MB * (1.0 - math.exp(-1.2 * done))), LIMITS)
+    assert "slowing" in {one.reason for one in warming.windows}
+    assert "fault" not in {one.status for one in warming.windows}
+
+
 def test_work_explains_no_noise_as_growth() -> None:
     """What does not grow with the work is judged as before, and an engine without work has no such clock."""
     flat = working(lambda done: 0.0, 36.0)
