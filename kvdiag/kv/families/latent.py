@@ -3,9 +3,19 @@
 vLLM mla_attention.py::MLAAttention.get_kv_cache_spec, deepseek_v2.py, longcat_flash.py.
 """
 
-from kvdiag.kv.families.base import MAX_HEADS, MAX_LAYERS, ModelLayers, full_model, read_depth, read_heads
+import math
+
+from kvdiag.kv.families.base import (
+    MAX_HEADS,
+    MAX_LAYERS,
+    ModelLayers,
+    full_model,
+    layer_names,
+    read_depth,
+    read_heads,
+)
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import LatentLayer
+from kvdiag.kv.layout.layers import LatentLayer, LatentWindowLayer
 
 _SPARSE = frozenset({"sparse_attention", "sparse", "indexed_attention", "deepseek_sparse_attention"})
 
@@ -47,6 +57,40 @@ def hy_v4(text: Fields) -> ModelLayers:
         text.integer("num_attention_heads", high=MAX_HEADS),
         tuple(LatentLayer(index, size, row if index in owners else None) for index in range(depth)),
         draft_layers=(LatentLayer(depth - 1, size, row),) * drafts,
+    )
+
+
+def dots3_note(text: Fields) -> ModelLayers:
+    """Dots3-note (dots3_note/nvidia/model.py): windows of latent rows, and sparse attention whose rows are padded to
+    the windows' size. MTP layers have windows unless `mtp_layer_types` says otherwise (config/speculative.py).
+    """
+    depth = read_depth(text)
+    size = text.integer("swa_kv_lora_rank") + text.integer("swa_qk_rope_head_dim", low=0)
+    if latent_size(text) > size:
+        raise text.error("swa_kv_lora_rank", f"gives rows of {size}: those of the other layers are {latent_size(text)}")
+    window = text.integer("sliding_window_size", high=1 << 30)
+    if not text.has("index_topk"):
+        raise text.error("index_topk", "is missing: its layers without a window have an indexer")
+    row, owners = indexer_row_bytes(text), indexer_owners(text, depth)
+    drafts = text.integer("num_nextn_predict_layers", default=1, low=0, high=64)
+    drafted = text.strings("mtp_layer_types") or ("sliding_attention",) * drafts
+    if len(drafted) != drafts:
+        raise text.error("mtp_layer_types", f"names {len(drafted)} layers and num_nextn_predict_layers is {drafts}")
+
+    def layer(index: int, name: str, owns: bool) -> LatentLayer | LatentWindowLayer:
+        if name == "sliding_attention":
+            return LatentWindowLayer(index=index, latent_size=size, window_tokens=window)
+        return LatentLayer(index, size, row if owns else None)
+
+    names = layer_names(text, depth)
+    if names is None:
+        raise text.error("layer_types", "is missing: it says which layers have a window")
+    heads = text.integer("num_attention_heads", high=MAX_HEADS)
+    return ModelLayers(
+        # Ranks divide those of both kinds.
+        math.gcd(heads, text.integer("swa_num_attention_heads", high=MAX_HEADS)),
+        tuple(layer(index, name, index in owners) for index, name in enumerate(names)),
+        draft_layers=tuple(layer(depth - 1, name, owns=True) for name in drafted),
     )
 
 

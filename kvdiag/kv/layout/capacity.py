@@ -7,6 +7,7 @@ One block is the null block, which no request gets: it counts in what the engine
 vLLM v1/core/kv_cache_utils.py: get_kv_cache_configs, get_kv_cache_capacity, _check_enough_kv_cache_memory.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.bounds import MAX_BYTES, MAX_TOKENS, check_range
 from kvdiag.kv.layout.groups import PageGroup, group_pages
 from kvdiag.kv.layout.packed_groups import packed_groups
-from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms
+from kvdiag.kv.layout.pages import TOKEN_GROWING, PageKind, PageSpec, RequestTerms, ceil_div
 
 # BlockPool keeps one block back as the null block; it is never given to a request.
 NULL_BLOCKS = 1
@@ -41,7 +42,19 @@ class CacheLayout:
         of_stage = [
             frozenset(layer for layer, stage in enumerate(self.stages) if stage == rank) for rank in range(self.ranks)
         ]
-        return tuple(max((group.bytes_per_block(layers) for group in self.groups), default=0) for layers in of_stage)
+        return tuple(self._block_bytes(layers) for layers in of_stage)
+
+    def _block_bytes(self, layers: frozenset[int]) -> int:
+        """Bytes of a block with the pages of `layers`, the widest group's, rounded up to every page's stride."""
+        widest = max((group.bytes_per_block(layers) for group in self.groups), default=0)
+        pages = [
+            page
+            for group in self.groups
+            for layer, page in zip(group.layers, group.pages, strict=True)
+            if layer in layers
+        ]
+        stride = math.lcm(*{page.stride_bytes for page in pages})
+        return ceil_div(widest, stride) * stride
 
     @property
     def padding_layers(self) -> int:

@@ -52,6 +52,8 @@ def chosen_kv_dtype(
         KvModelError: it is unknown, or the GPU has no kernels for sparse latent attention.
     """
     asked = architecture.declared_kv_dtype or name if name == "auto" else name
+    if architecture.has_latent_windows:
+        return _latent_window_format(asked, architecture, platform, compute_capability)
     if platform is Platform.CPU:
         plain = resolve_kv_dtype(name, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype)
         if plain.packing in (KvPacking.PER_TOKEN_HEAD, KvPacking.NVFP4):
@@ -61,6 +63,22 @@ def chosen_kv_dtype(
     if is_indexed(architecture):
         asked = _indexed_format(asked, architecture, _major(compute_capability))
     return resolve_kv_dtype(asked, model_dtype=architecture.dtype)
+
+
+def _latent_window_format(
+    asked: str, architecture: Architecture, platform: Platform, compute_capability: int | None
+) -> KvDtype:
+    """The kernels are Hopper's and take 16 bits alone (models/dots3_note/nvidia/attention.py)."""
+    if platform is Platform.CPU or _major(compute_capability) != _HOPPER:
+        raise KvModelError(
+            "vLLM has kernels for windows of latent rows on Hopper alone: plan one", "compute_capability"
+        )
+    kv_dtype = resolve_kv_dtype(asked, model_dtype=architecture.dtype)
+    if kv_dtype.element_bits != 2 * _EIGHT_BITS:
+        raise KvModelError(
+            f"kv_dtype {asked} is not supported with windows of latent rows: pass --kv-dtype bfloat16", "kv_dtype"
+        )
+    return kv_dtype
 
 
 def _indexed_format(asked: str, architecture: Architecture, major: int) -> str:

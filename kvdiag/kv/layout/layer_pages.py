@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.compressed_pages import compressed_pages, compressed_rows
 from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
-from kvdiag.kv.layout.kernel_blocks import Platform
+from kvdiag.kv.layout.kernel_blocks import INDEXED_BLOCK_TOKENS, Platform
 from kvdiag.kv.layout.layers import (
     Architecture,
     AttentionLayer,
     CompressedLayer,
     LatentLayer,
+    LatentWindowLayer,
     Layer,
     LayerKind,
     StateLayer,
@@ -84,6 +85,8 @@ def layer_pages(layer: Layer, context: RankContext) -> tuple[PageSpec, ...]:
             return _attention_pages(layer, context)
         case LatentLayer():
             return _latent_pages(layer, context)
+        case LatentWindowLayer():
+            return (_latent_window_page(layer, context),)
         case StateLayer():
             return (_state_page(layer, context),)
         case CompressedLayer():
@@ -200,10 +203,30 @@ def _latent_pages(layer: LatentLayer, context: RankContext) -> tuple[PageSpec, .
         row_bytes=kv_dtype.latent_bytes(latent_size=layer.latent_size),
         variant=f"{kv_dtype.name} {layer.latent_size} {bool(layer.indexer_row_bytes)}",
     )
+    packed = context.architecture.has_latent_windows
+    if packed:
+        # mla/sparse_utils.py::align_blocks_to_rows
+        page = replace(page, stride_bytes=page.row_bytes)
     if layer.indexer_row_bytes is None:
         return (page,)
-    indexer = replace(page, row_bytes=layer.indexer_row_bytes, variant="indexer")
+    indexer = replace(page, row_bytes=layer.indexer_row_bytes, variant="indexer", stride_bytes=1)
+    if packed and context.block_tokens != INDEXED_BLOCK_TOKENS:
+        # worker/utils.py::customize_attention_spec: what the indexer's kernel reads at once stays whole.
+        indexer = replace(indexer, stride_bytes=INDEXED_BLOCK_TOKENS * indexer.row_bytes)
     return (page, indexer)
+
+
+def _latent_window_page(layer: LatentWindowLayer, context: RankContext) -> PageSpec:
+    """mla_attention.py::MLAAttention.get_kv_cache_spec with a window."""
+    return PageSpec(
+        kind=PageKind.SLIDING,
+        block_size_tokens=context.block_tokens,
+        heads=1,
+        row_bytes=context.kv_dtype.latent_bytes(latent_size=layer.latent_size),
+        variant=f"{context.kv_dtype.name} {layer.latent_size}",
+        window_tokens=layer.window_tokens,
+        retained_tokens=_retained_tokens(context),
+    )
 
 
 def _state_page(layer: StateLayer, context: RankContext) -> PageSpec:

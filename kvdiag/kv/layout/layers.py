@@ -68,6 +68,20 @@ class LatentLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentWindowLayer:
+    """A layer that keeps latent rows of a sliding window, in one pool with those of LatentLayer (Dots3-note)."""
+
+    index: int
+    latent_size: int
+    window_tokens: int
+
+    @property
+    def kind(self) -> LayerKind:
+        """The kind of a window of latent rows."""
+        return LayerKind.SLIDING_MLA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateShape:
     """The state of one layer, undivided: a convolution's last inputs and a recurrent matrix per head.
 
@@ -170,7 +184,7 @@ class CompressedLayer:
         return LayerKind.COMPRESSED_MLA if self.ratio else LayerKind.SLIDING_MLA
 
 
-Layer = AttentionLayer | LatentLayer | StateLayer | CachelessLayer | CompressedLayer
+Layer = AttentionLayer | LatentLayer | LatentWindowLayer | StateLayer | CachelessLayer | CompressedLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +232,11 @@ class Architecture:
     def is_compressed(self) -> bool:
         """Whether the layers are DeepSeek-V4's, whose pages of several sizes share a block."""
         return any(isinstance(layer, CompressedLayer) for layer in self.layers)
+
+    @property
+    def has_latent_windows(self) -> bool:
+        """Whether layers keep windows of latent rows next to those that keep all rows."""
+        return any(isinstance(layer, LatentWindowLayer) for layer in self.layers)
 
     @property
     def selects_blocks(self) -> bool:

@@ -58,7 +58,8 @@ class PageSpec:
     `row_bytes` is what one head of one token takes; for a state page it is the whole state, and `heads` is 1. One row
     stands for `tokens_per_row` tokens.
     `variant` holds what else must be equal before two layers may share a block table (number format,
-    head sizes, cache role), as one string that is only ever compared.
+    head sizes, cache role), as one string that is only ever compared. Blocks lie whole multiples of `stride_bytes`
+    apart, where layers lie side by side in each.
     """
 
     kind: PageKind
@@ -74,6 +75,7 @@ class PageSpec:
     padded_page_bytes: int | None = None
     dcp_sharded: bool = True
     tokens_per_row: int = 1
+    stride_bytes: int = 1
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= MAX_BYTES:

@@ -12,7 +12,7 @@ from kvdiag.kv.weights.linear_layers import Linear
 from kvdiag.kv.weights.parameters import count_parameters
 from tests.unit.kv import hybrids
 from tests.unit.kv.families.reading import LETTERS, layer_in_words
-from tests.unit.kv.families.test_families import EVERYTHING
+from tests.unit.kv.families.test_families import EVERYTHING, OF_TYPE
 from tests.unit.kv.families.test_limits import MORE
 from tests.unit.kv.recordings import recorded_models
 from tests.unit.kv.test_published import PUBLISHED
@@ -25,7 +25,10 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: model["config"] for name, model in recorded_models().items()},
     **{name: config for name, config in hybrids.CONFIGS.items() if "model_type" in config},
     **{name: entry["config"] for name, entry in PUBLISHED.items()},
-    **{f"every field, {name}": {**EVERY_FIELD, "model_type": name} for name in FIRST_OF_FAMILY.values()},
+    **{
+        f"every field, {name}": {**EVERY_FIELD, **OF_TYPE.get(name, {}), "model_type": name}
+        for name in FIRST_OF_FAMILY.values()
+    },
 }
 SHOWN = ("refused", "order", "cache", "drafts", "heads", "dtypes", "total")
 

@@ -20,6 +20,16 @@ RECORD: dict[str, Any] = json.loads((DATA / "class_layers.json").read_text())["m
 PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text())
 
 EVERYTHING: dict[str, Any] = json.loads((DATA / "everything.json").read_text())
+# What other families would read, too.
+OF_TYPE: dict[str, dict[str, Any]] = {
+    "dots3_note": {
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 3,
+        "sliding_window_size": 16,
+        "swa_num_attention_heads": 3,
+        "index_topk": 8,
+        "index_head_dim": 18,
+    }
+}
 # One window in a config without layer_types holds for all layers.
 ALIKE = """
     apertus arcee aria_text baichuan bailing_moe biogpt bitnet bloom chatglm codegen cohere cosmos3_edge_text deepseek
@@ -56,6 +66,7 @@ OF_PATTERN = {
     "IIIIIIIII": "glm_moe_dsa",
     "wwwwwwwww": "deepseek_v4",
     "wmwwwmwww": "deepseek_v41",
+    "wwIwwIwwI": "dots3_note",
     "LLLLLLLLLLLLLLLLLL": "longcat_flash longcat_flash_ngram",
     "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen4_exp qwen4_exp_text olmo_hybrid"
     " interns2_mobius interns2_mobius_text",
@@ -77,9 +88,14 @@ OF_PATTERN = {
 EXPECTED = {name: pattern for pattern, names in OF_PATTERN.items() for name in names.split()}
 
 
+def everything(model_type: str) -> dict[str, Any]:
+    """A config of that type with every field."""
+    return {**EVERYTHING, **OF_TYPE.get(model_type, {}), "model_type": model_type}
+
+
 def test_every_model_type_is_read_as_its_family() -> None:
     """No type more, no type less, each with its family's layers."""
-    assert EXPECTED == {name: letters({**EVERYTHING, "model_type": name}) for name in FAMILIES}
+    assert EXPECTED == {name: letters(everything(name)) for name in FAMILIES}
 
 
 # A class that no source below knows, and the one that it is made of.

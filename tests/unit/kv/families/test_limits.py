@@ -12,7 +12,7 @@ from kvdiag.kv.layout.page_specs import parse_page_specs
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization
 from tests.unit.kv import hybrids
-from tests.unit.kv.families.test_families import EVERYTHING
+from tests.unit.kv.families.test_families import everything
 from tests.unit.kv.observed import reads_of_fields
 from tests.unit.kv.recordings import recorded_models
 
@@ -35,10 +35,10 @@ QUANTIZED: list[dict[str, Any]] = [
 
 def configs() -> list[dict[str, Any]]:
     """Every family's fields, and what each of them leaves out elsewhere."""
-    everything = [{**EVERYTHING, **MORE, "model_type": name} for name in FAMILIES]
-    patterned = [{**config, **PATTERNS} for config in everything]
+    whole = [{**everything(name), **MORE} for name in FAMILIES]
+    patterned = [{**config, **PATTERNS} for config in whole]
     recorded = [model["config"] for model in recorded_models().values()]
-    return [*everything, *patterned, *recorded, *hybrids.CONFIGS.values()]
+    return [*whole, *patterned, *recorded, *hybrids.CONFIGS.values()]
 
 
 def test_every_size_has_its_limits(golden: Callable[[str, str], None]) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, check_block_size, deployed_layout
+from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
 from tests.unit.kv.refused import refused
 
@@ -30,6 +31,20 @@ MINIMAX_M3: dict[str, Any] = {
     "num_key_value_heads": 4,
     "head_dim": 128,
     "sparse_attention_config": {"sparse_attention_freq": [0, 1, 1, 1], "sparse_index_dim": 128},
+}
+DOTS3_NOTE: dict[str, Any] = {
+    "model_type": "dots3_note",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "swa_num_attention_heads": 4,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "swa_kv_lora_rank": 1024,
+    "swa_qk_rope_head_dim": 64,
+    "sliding_window_size": 512,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
 
@@ -65,12 +80,40 @@ def test_a_selected_block_is_a_page() -> None:
     [
         ({**MINIMAX_M3, "sparse_attention_config": None}, "sparse_attention_config"),
         ({**COHERE_ASR, "transf_decoder": {}}, "transf_decoder"),
+        ({**DOTS3_NOTE, "layer_types": None}, "layer_types"),
+        ({**DOTS3_NOTE, "index_topk": None}, "index_topk"),
+        ({**DOTS3_NOTE, "swa_kv_lora_rank": 256}, "swa_kv_lora_rank"),
+        ({**DOTS3_NOTE, "mtp_layer_types": ["full_attention"] * 2}, "mtp_layer_types"),
     ],
 )
 def test_layers_that_a_config_leaves_out_are_refused(config: dict[str, Any], field: str) -> None:
     """The error names the field."""
     with refused(field):
         parse_architecture(config)
+
+
+def test_windows_of_latent_rows_and_index_rows_share_blocks() -> None:
+    """Dots3-note: the widest group is that of the layer without a window, rounded up to whole rows."""
+    layout = deployed_layout(parse_architecture(DOTS3_NOTE), Deployment(compute_capability=90))
+
+    assert (64 + 4) * 2 * 1088 == layout.bytes_per_block[0]
+    assert 64 == layout.block_size_tokens
+
+
+@pytest.mark.parametrize(
+    ("deployment", "field"),
+    [
+        (Deployment(kv_dtype="fp8"), "kv_dtype"),
+        (Deployment(compute_capability=100), "compute_capability"),
+        (Deployment(platform=Platform.CPU), "compute_capability"),
+        (Deployment(hybrid_manager=False), "hybrid_kv_cache_manager"),
+        (Deployment(tensor_parallel=8), "tensor_parallel"),
+    ],
+)
+def test_windows_of_latent_rows_are_hoppers_and_16_bits(deployment: Deployment, field: str) -> None:
+    """VLLM has no other kernels for them, and does not start with the window's layers in full."""
+    with refused(field):
+        deployed_layout(parse_architecture(DOTS3_NOTE), deployment)
 
 
 @pytest.mark.parametrize(

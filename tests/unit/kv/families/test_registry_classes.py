@@ -6,7 +6,7 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.registry import FAMILIES, TYPE_OF_ARCHITECTURE, TYPE_OF_WRAPPER, UNMODELLED
 from kvdiag.kv.layout.layers import LayerKind
-from tests.unit.kv.families.test_families import EVERYTHING
+from tests.unit.kv.families.test_families import EVERYTHING, OF_TYPE
 
 QWEN3 = {"model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 64}
 
@@ -14,7 +14,9 @@ QWEN3 = {"model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 64, "num_
 @pytest.mark.parametrize("name", [*TYPE_OF_ARCHITECTURE, *TYPE_OF_WRAPPER])
 def test_a_class_and_plain_fields_are_enough(name: str) -> None:
     """Without a model type the class decides, also where a wrapper's language model is written at the top."""
-    assert parse_architecture({**EVERYTHING, "architectures": [name]}).layers
+    fields = {**EVERYTHING, **OF_TYPE.get(TYPE_OF_ARCHITECTURE.get(name, ""), {})}
+
+    assert parse_architecture({**fields, "architectures": [name]}).layers
 
 
 @pytest.mark.parametrize("name", UNMODELLED)
