@@ -100,7 +100,7 @@ class FleetDaemon(WebDaemon):
     def _round(self) -> None:
         began, now_seconds = time.monotonic(), round(time.time(), 3)
         try:
-            state = asyncio.run(self._feed.round(now_seconds))
+            state = asyncio.run(self._feed.round(now_seconds, is_now=True))
         except KvdiagError as error:
             _log.error("round", reason=str(error))
             self._feed.fail(now_seconds, str(error))

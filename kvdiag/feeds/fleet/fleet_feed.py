@@ -20,14 +20,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from dataclasses import replace
+from operator import attrgetter, itemgetter
 from time import monotonic, thread_time
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.fleet.first_verdicts import FirstVerdicts
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict, kept_verdict, restored_verdict
+from kvdiag.feeds.fleet.kept_replica import KeptReplica, figures_of
 from kvdiag.feeds.fleet.replica_judging import judge_replica
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
 from kvdiag.feeds.fleet.state_folder import StateFolder
@@ -35,10 +36,9 @@ from kvdiag.feeds.fleet.workers import Executor, executor
 from kvdiag.feeds.history.prometheus_feed import Window, read_samples, survey
 from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica
-from kvdiag.feeds.history.series_labels import METRICS
+from kvdiag.formatting import format_duration
 from kvdiag.model import Gap, Timeline
 from kvdiag.sources.http import Unreadable
-from kvdiag.sources.prometheus_answers import Labels
 from kvdiag.sources.prometheus_api import PrometheusSource
 
 OVERLAP_SECONDS = 120.0
@@ -65,61 +65,13 @@ RETRY_SECONDS = 3600.0
 FOR_WORKERS = 8
 """Replicas that each worker process must have to judge: it takes a second to start."""
 
+MAX_CLOCK_SECONDS = 120.0
+"""Between the clocks of this machine and of Prometheus."""
+
 NO_REPLICA = (
     "no metrics of an engine, DCGM, nvidia_gpu_exporter or kvdiag that match in this time: check --match, --window and "
     "what is scraped"
 )
-
-_MEMORY = ("device", "process", "torch", "host", "container")
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What is kept in memory of a replica between rounds."""
-
-    replica: Replica
-    until_seconds: float = 0.0
-    known: set[Labels] | None = None
-    """The series that its file has; `None` where it must be read."""
-    hole_seconds: float | None = None
-    """The start of the oldest interval that could not be read."""
-    retry_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    unread: str | None = None
-    lost_seconds: float = 0.0
-    """The end of the newest interval that could not be read, 0 without any."""
-    newest_seconds: float = 0.0
-    figures: dict[str, float] = field(default_factory=dict)
-    """Its newest memory figures, and those when it was judged."""
-    judged_figures: dict[str, float] = field(default_factory=dict)
-    verdict: ReplicaVerdict | None = None
-
-    @property
-    def is_new(self) -> bool:
-        """Whether it was never judged; one whose workers were killed is left to workers again."""
-        return self.verdict is None or not self.verdict.is_judged
-
-    def restore(self, samples: ReplicaSamples, replica: Replica) -> None:
-        """Take over what a file says of the replica: until when it was read, and what could not be."""
-        self.until_seconds = samples.until_seconds
-        self.newest_seconds = max(self.newest_seconds, samples.newest_seconds(replica))
-        self.hole_seconds = min((lost.start_seconds for lost in samples.lost), default=None)
-        self.lost_seconds = max((lost.end_seconds for lost in samples.lost), default=0.0)
-        self.unread = next((lost.reason for lost in samples.lost), None)
-
-    @property
-    def silent_seconds(self) -> float:
-        """For how long it is known to have had no sample."""
-        return max(self.until_seconds - max(self.newest_seconds, self.lost_seconds), 0.0)
-
-    @property
-    def change(self) -> float:
-        """How much its memory has changed since its verdict, as a ratio; infinite after a restart."""
-        names = self.figures.keys() | self.judged_figures.keys()
-        if self.figures.get("started_seconds") != self.judged_figures.get("started_seconds"):
-            return math.inf
-        pairs = ((self.figures.get(name, 0.0), self.judged_figures.get(name, 0.0)) for name in names)
-        return max((abs(now - then) / max(now, then, 1.0) for now, then in pairs), default=0.0)
 
 
 class FleetFeed:
@@ -149,10 +101,10 @@ class FleetFeed:
         self._limits, self._cpu_seconds = limits, cpu_seconds
         self._began_seconds = monotonic()
         self._workers, self._ray = workers, ray
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, KeptReplica] = {}
         for key, about, samples in folder.kept():
             if (verdict := restored_verdict(key, about)) is not None:
-                one = _Kept(replica=Replica(key=key, subject=verdict.subject, series=()), verdict=verdict)
+                one = KeptReplica(replica=Replica(key=key, subject=verdict.subject, series=()), verdict=verdict)
                 one.restore(samples, replace(one.replica, series=tuple(samples.known())))
                 self._kept[key] = one
         self.state = FleetRound(verdicts=self._verdicts(), replicas=len(self._kept))
@@ -162,8 +114,10 @@ class FleetFeed:
         self._show = publish
         publish(self.state)
 
-    async def round(self, now_seconds: float) -> FleetRound:
+    async def round(self, now_seconds: float, *, is_now: bool = False) -> FleetRound:
         """Read what is new until `now_seconds`, judge, and return the state.
+
+        `is_now` says that this is the present by this machine's clock, with which that of Prometheus has to agree.
 
         Raises:
             KvdiagError: a certificate cannot be used.
@@ -175,6 +129,8 @@ class FleetFeed:
         try:
             async with self._source() as source:
                 try:
+                    if is_now and (problem := await _wrong_clock(source, now_seconds)) is not None:
+                        return self._publish(began, window, problem=problem)
                     found = await survey(source, self._match, window)
                 except Unreadable as error:
                     return self._publish(began, window, problem=str(error))
@@ -227,7 +183,7 @@ class FleetFeed:
             if key in self._kept:
                 self._kept[key].replica = replica
             else:
-                self._kept[key] = _Kept(replica=replica)
+                self._kept[key] = KeptReplica(replica=replica)
         for key in self._kept.keys() - listed.keys():
             if not warnings:
                 del self._kept[key]
@@ -237,7 +193,7 @@ class FleetFeed:
 
     async def _read(self, source: PrometheusSource, window: Window, first: FirstVerdicts) -> int:
         """Read what is new of every replica, those that begin at the same moment together; the new are judged."""
-        starts: dict[tuple[bool, float], list[_Kept]] = defaultdict(list)
+        starts: dict[tuple[bool, float], list[KeptReplica]] = defaultdict(list)
         for one in self._kept.values():
             if one.replica.series:
                 start_seconds = self._start(one, window)
@@ -260,7 +216,7 @@ class FleetFeed:
                     first.begin(one.replica)
         return count
 
-    def _start(self, one: _Kept, window: Window) -> float:
+    def _start(self, one: KeptReplica, window: Window) -> float:
         """Where a replica's read begins; the whole window if something of it was never read."""
         if one.known is None and (samples := self._folder.load(one.replica.key)) is not None:
             one.known = samples.known()
@@ -272,7 +228,7 @@ class FleetFeed:
             start = min(start, one.hole_seconds)
         return max(start, window.start_seconds)
 
-    def _add(self, one: _Kept, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
+    def _add(self, one: KeptReplica, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
         try:
             self._keep(one, samples, window, whole_window=whole_window)
         except OSError as error:
@@ -280,7 +236,7 @@ class FleetFeed:
             one.known = None
             one.unread = f"cannot keep its samples in --record-dir: {error.strerror or error}"
 
-    def _keep(self, one: _Kept, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
+    def _keep(self, one: KeptReplica, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
         """Add what was read to the replica's file.
 
         Raises:
@@ -310,7 +266,7 @@ class FleetFeed:
             one.known = one.known.intersection(one.replica.series) | samples.known()
             one.newest_seconds = max(one.newest_seconds, samples.newest_seconds(one.replica))
         one.until_seconds = samples.until_seconds
-        one.figures |= _figures(samples)
+        one.figures |= figures_of(samples)
 
     async def _find_ended(self, source: PrometheusSource, window: Window) -> None:
         """Ask whether those that could not be read for an hour are still listed; without an answer they are."""
@@ -334,14 +290,16 @@ class FleetFeed:
     def _judge(self, first: FirstVerdicts, began: float, window: Window) -> int:
         """Judge as many replicas as there is time for, and return their number."""
         listed = [one for one in self._kept.values() if one.replica.series]
-        rest = sorted((one for one in listed if not one.is_new), key=_age)
-        changed = sorted((one for one in rest if one.change >= CHANGED_RATIO), key=lambda one: (-one.change, _age(one)))
+        rest = sorted((one for one in listed if not one.is_new), key=attrgetter("as_of_seconds"))
+        changed = sorted(
+            (one for one in rest if one.change >= CHANGED_RATIO), key=lambda one: (-one.change, one.as_of_seconds)
+        )
         count = self._judge_new(first, began, window)
         spent = thread_time() - began
         for_changed = spent + (self._cpu_seconds - spent) * (1.0 - OLDEST_SHARE)
         # The oldest is judged in any case, so that none waits forever.
         for some, until, least in ((changed, for_changed, 0), (rest, self._cpu_seconds, 1)):
-            left = [one for one in some if _age(one) < window.end_seconds]
+            left = [one for one in some if one.as_of_seconds < window.end_seconds]
             for number, one in enumerate(left):
                 if thread_time() - began > until and number >= least:
                     break
@@ -358,7 +316,7 @@ class FleetFeed:
                 self._publish(began, window, over=False)
         return count
 
-    def _take_verdict(self, one: _Kept, verdict: ReplicaVerdict) -> None:
+    def _take_verdict(self, one: KeptReplica, verdict: ReplicaVerdict) -> None:
         one.verdict = verdict
         one.judged_figures = dict(one.figures)
 
@@ -401,18 +359,15 @@ class FleetFeed:
         return self.state
 
 
-def _age(one: _Kept) -> float:
-    return 0.0 if one.verdict is None else one.verdict.as_of_seconds
-
-
-def _figures(samples: ReplicaSamples) -> dict[str, float]:
-    """The newest memory figures that a read brought, by part and field, and when the server's process started."""
-    found: dict[str, float] = defaultdict(float)
-    for series_id, points in samples.series.items():
-        meaning = METRICS[dict(series_id)["__name__"]]
-        if meaning.part in _MEMORY and meaning.field.endswith("_bytes") and points.values:
-            found[f"{meaning.part} {meaning.field}"] += points.values[-1] * meaning.scale
-    for series_id, value in samples.once.items():
-        if dict(series_id)["__name__"] == "process_start_time_seconds":
-            found["started_seconds"] = max(found["started_seconds"], value)
-    return dict(found)
+async def _wrong_clock(source: PrometheusSource, now_seconds: float) -> str | None:
+    """What is wrong with the clock; with one that is ahead every replica would seem to have ended."""
+    try:
+        theirs = await source.number("time()")
+    except Unreadable:
+        # Why it does not answer, the survey reports.
+        return None
+    ahead = 0.0 if theirs is None else now_seconds - theirs
+    if abs(ahead) <= MAX_CLOCK_SECONDS:
+        return None
+    side = "ahead of" if ahead > 0.0 else "behind"
+    return f"this machine's clock is {format_duration(abs(ahead))} {side} Prometheus': synchronise them"

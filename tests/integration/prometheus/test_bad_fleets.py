@@ -52,10 +52,11 @@ def holding(
 
     def queried(peer: Peer) -> None:
         form = parse_qs(peer.request_body.decode())
-        query, end = form["query"][0], float(form["time"][0])
+        query = form["query"][0]
         if (failure := fails(query)) is not None:
             failure(peer)
             return
+        end = float(form["time"][0])
         once = query.startswith("last_over_time")
         start = end - int(re.findall(r"\[(\d+)ms\]", query)[0]) / 1000.0
         moments = {age: END_SECONDS - 60.0 * age for age in reversed(range(SAMPLES))}

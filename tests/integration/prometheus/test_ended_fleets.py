@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from kvdiag.commands.daemons.fleet_daemon import status_of
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.feeds.fleet.fleet_feed import FleetFeed
@@ -85,6 +87,21 @@ def test_hours_without_a_prometheus_end_no_replica(tmp_path: Path) -> None:
             [(name, (worst, reason))] = after(kept, 0.0).items()
     assert ("vllm-00", "unknown") == (name, worst)
     assert "cannot connect" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("hours", "side"), [pytest.param(2.0, "2 h ahead of", id="ahead"), pytest.param(-2.0, "2 h behind", id="behind")]
+)
+def test_a_wrong_clock_ends_no_replica(tmp_path: Path, hours: float, side: str) -> None:
+    """The round fails with the reason, and nothing is ok; once the clock is right all is as before."""
+    clock = reply_json({"status": "success", "data": {"resultType": "scalar", "result": [0, str(END_SECONDS)]}})
+    prometheus = holding(counted(2), fails=lambda query: clock if query == "time()" else None)
+    with prometheus as server, feed(server, tmp_path) as kept:
+        assert {"vllm-00": OK, "vllm-01": OK} == shown(asyncio.run(kept.round(END_SECONDS - 60.0, is_now=True)))
+        wrong = asyncio.run(kept.round(END_SECONDS + hours * HOUR, is_now=True))
+        assert {"vllm-00", "vllm-01"} == {name for name, (worst, _) in shown(wrong).items() if worst == "unknown"}
+        assert f"this machine's clock is {side} Prometheus'" in str(wrong.problem)
+        assert {"vllm-00": OK, "vllm-01": OK} == shown(asyncio.run(kept.round(END_SECONDS, is_now=True)))
 
 
 def test_the_gpu_of_a_host_does_not_keep_a_server_that_has_ended(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""What a fleet's feed keeps in memory of a replica between two rounds."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from kvdiag.feeds.fleet.fleet_round import ReplicaVerdict
+from kvdiag.feeds.fleet.replica_samples import ReplicaSamples
+from kvdiag.feeds.history.series_join import Replica
+from kvdiag.feeds.history.series_labels import METRICS
+from kvdiag.sources.prometheus_answers import Labels
+
+_MEMORY = ("device", "process", "torch", "host", "container")
+
+
+@dataclass(slots=True)
+class KeptReplica:
+    """One replica: until when it was read, what could not be, and its newest verdict."""
+
+    replica: Replica
+    until_seconds: float = 0.0
+    known: set[Labels] | None = None
+    """The series that its file has; `None` where it must be read."""
+    hole_seconds: float | None = None
+    """The start of the oldest interval that could not be read."""
+    retry_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    unread: str | None = None
+    lost_seconds: float = 0.0
+    """The end of the newest interval that could not be read, 0 without any."""
+    newest_seconds: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    """Its newest memory figures, and those when it was judged."""
+    judged_figures: dict[str, float] = field(default_factory=dict)
+    verdict: ReplicaVerdict | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never judged; one whose workers were killed is left to workers again."""
+        return self.verdict is None or not self.verdict.is_judged
+
+    def restore(self, samples: ReplicaSamples, replica: Replica) -> None:
+        """Take over what a file says of the replica: until when it was read, and what could not be."""
+        self.until_seconds = samples.until_seconds
+        self.newest_seconds = max(self.newest_seconds, samples.newest_seconds(replica))
+        self.hole_seconds = min((lost.start_seconds for lost in samples.lost), default=None)
+        self.lost_seconds = max((lost.end_seconds for lost in samples.lost), default=0.0)
+        self.unread = next((lost.reason for lost in samples.lost), None)
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long it is known to have had no sample."""
+        return max(self.until_seconds - max(self.newest_seconds, self.lost_seconds), 0.0)
+
+    @property
+    def change(self) -> float:
+        """How much its memory has changed since its verdict, as a ratio; infinite after a restart."""
+        names = self.figures.keys() | self.judged_figures.keys()
+        if self.figures.get("started_seconds") != self.judged_figures.get("started_seconds"):
+            return math.inf
+        pairs = ((self.figures.get(name, 0.0), self.judged_figures.get(name, 0.0)) for name in names)
+        return max((abs(now - then) / max(now, then, 1.0) for now, then in pairs), default=0.0)
+
+    @property
+    def as_of_seconds(self) -> float:
+        """The moment of its verdict, 0 without one."""
+        return 0.0 if self.verdict is None else self.verdict.as_of_seconds
+
+
+def figures_of(samples: ReplicaSamples) -> dict[str, float]:
+    """The newest memory figures that a read brought, by part and field, and when the server's process started."""
+    found: dict[str, float] = defaultdict(float)
+    for series_id, points in samples.series.items():
+        meaning = METRICS[dict(series_id)["__name__"]]
+        if meaning.part in _MEMORY and meaning.field.endswith("_bytes") and points.values:
+            found[f"{meaning.part} {meaning.field}"] += points.values[-1] * meaning.scale
+    for series_id, value in samples.once.items():
+        if dict(series_id)["__name__"] == "process_start_time_seconds":
+            found["started_seconds"] = max(found["started_seconds"], value)
+    return dict(found)
