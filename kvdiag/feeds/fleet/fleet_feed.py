@@ -50,6 +50,9 @@ ENDED_SECONDS = 3600.0
 TOGETHER = 200
 """Replicas that one query for new samples names."""
 
+FEW = 64
+"""Queries for those that could not be read, into which they are divided."""
+
 ROUND_CPU_SECONDS = 4.0
 """Processor time of a round, after which no further replica is judged that has a verdict."""
 
@@ -200,12 +203,12 @@ class FleetFeed:
                 starts[one.unread is None, start_seconds].append(one)
         count = 0
         # What is new first: a replica that is read whole takes as long as hundreds of others. What could not be read
-        # comes last, each alone: a query that has no answer again costs no other replica its own.
+        # comes last, and few at a time: a query that has no answer again costs few replicas theirs, and then none.
         for (could_be, start_seconds), some in sorted(starts.items(), key=itemgetter(0), reverse=True):
             by_key = {one.replica.key: one for one in some}
             part = Window(start_seconds=start_seconds, end_seconds=window.end_seconds)
             whole_window = start_seconds == window.start_seconds
-            at_once = TOGETHER if could_be else 1
+            at_once = TOGETHER if could_be else math.ceil(len(some) / FEW)
             reading = read_samples(source, [one.replica for one in some], part, at_once=at_once)
             async for replica, whole, history in reading:
                 one = by_key[replica.key]
