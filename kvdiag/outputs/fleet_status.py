@@ -119,6 +119,8 @@ class FleetStatus:
         if self.problem is not None and self.round_seconds is not None:
             last = f"; verdicts are of the last complete round: {self.result.sentence}" if self.result else ""
             return f"the round of {format_time(self.round_seconds)} failed: {self.problem}{last}"
+        if self.result is None and self.round_seconds is not None:
+            return "no replica has a sample of the last hour"
         if self.result is None:
             return "the first round is in progress: no replica has a verdict yet"
         without = self.listed - len(self.replicas)

@@ -75,7 +75,9 @@ class FleetPages:
             return self._made((path, header), lambda status: self._metrics(status, header), packed=packed)
         if path == "/api/v1/fleet":
             if (status := self.newest()).result is None:
-                return problem(HTTPStatus.SERVICE_UNAVAILABLE, status.problem or "no verdict yet; retry in a minute")
+                return problem(
+                    HTTPStatus.SERVICE_UNAVAILABLE, status.problem or f"{status.sentence}; retry in a minute"
+                )
             return self._made((path,), _document, packed=packed)
         if path == "/":
             view = fleet_page.view_of(request.query)

@@ -93,7 +93,7 @@ def _content(status: FleetStatus, view: View, now_seconds: float) -> Iterator[Ht
     if shown:
         yield kit.table(_titles(view), [_row(one) for one in shown], "replicas")
     else:
-        missing = "No replica has a verdict yet." if status.problem is None else "No replica has a verdict."
+        missing = "No replica has a verdict yet." if status.round_seconds is None else "No replica has a verdict."
         yield kit.unobserved("No replica matches." if status.replicas else missing)
     if len(chosen) > len(shown):
         yield element("p", *_pages(view, len(chosen)))

@@ -5,6 +5,7 @@ import pytest
 from kvdiag.commands.daemons.fleet_daemon import status_of
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict
+from kvdiag.outputs.fleet_status import FleetStatus
 from kvdiag.outputs.metrics.fleet_metrics import fleet_figures
 from tests.unit.outputs.test_fleet import REPLICAS, SOURCE
 
@@ -37,3 +38,11 @@ def test_a_replica_has_no_series_an_hour_after_its_last_sample(minutes: float, s
         pods = {labels[2] for labels, _ in figures[name]}
         assert len(pods) <= shown
     assert shown == len({labels[2] for labels, _ in figures["replica_status"]})
+
+
+def test_a_fleet_that_has_ended_is_no_first_round() -> None:
+    """Nor is it ok."""
+    state = FleetRound(verdicts=(verdict(0, 7200.0),), replicas=1, end_seconds=NOW)
+    status = status_of(state, SOURCE, 86_400.0, DEFAULT_LIMITS)
+    assert ("unknown", False) == (status.worst, "first round" in status.sentence)
+    assert "first round" in FleetStatus(source=SOURCE).sentence
