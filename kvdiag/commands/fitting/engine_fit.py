@@ -125,7 +125,7 @@ def engine_planner(
         return model, lambda asked: _cell_plan(held, total - embedding, asked, flags), lambda: weighed
     files = read_model(model, offline=options.offline)
     architecture = fit_inputs.architecture_of(files, options)
-    if architecture.is_compressed or architecture.selects_blocks or architecture.has_latent_windows:
+    if architecture.is_vllms_alone:
         raise KvdiagError(f"the pools of {architecture.model_type} are modelled for vLLM alone: pass --engine vllm")
 
     def weights() -> tuple[Interval, ...]:

@@ -170,6 +170,24 @@ def minimax_m3(text: Fields) -> ModelLayers:
     return ModelLayers(heads.attention_heads, tuple(layers))
 
 
+def pangu_sinks(text: Fields) -> ModelLayers:
+    """Pangu Pro MoE V2 (openpangu.py::OpenPanguSinkAttention): K of two parts, V of another size, fixed tokens before
+    those of every request, and a full cache in every layer, also with windows (static_sink_attention.py).
+    """
+    if text.has("kv_lora_rank"):
+        raise text.error("kv_lora_rank", "makes its attention latent: pass --kv-bytes-per-token")
+    sinks = text.integer("param_sink_number", high=1 << 20)
+    attention_heads = text.integer("num_attention_heads", high=MAX_HEADS)
+    heads = Heads(
+        attention_heads=attention_heads,
+        kv_heads=text.integer("num_key_value_heads", default=attention_heads, high=MAX_HEADS),
+        head_size=text.integer("qk_nope_dim", high=1 << 14) + text.integer("qk_rope_dim", high=1 << 14),
+    )
+    value = text.integer("v_channels", high=1 << 14)
+    layers = (full_layer(index, heads, head_size_v=value) for index in range(read_depth(text)))
+    return ModelLayers(attention_heads, tuple(replace(layer, sink_tokens=sinks) for layer in layers))
+
+
 def encoder_only(text: Fields) -> ModelLayers:
     """BERT-like models (encoder_only_attention.py): no layer keeps anything between requests."""
     return ModelLayers(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _LATENT_STATE_ALIGNMENT_TOKENS = 128
 # The smallest block an attention kernel takes: v1/attention/backends/flash_attn.py, cpu_attn.py::
 # get_supported_kernel_block_sizes.
+_HOPPER, _SIXTEEN_BITS = 9, 16
 _KERNEL_BLOCK_TOKENS = {Platform.CUDA: 16, Platform.CPU: 32}
 
 
@@ -150,6 +151,8 @@ def _attention_page(layer: AttentionLayer, context: RankContext) -> PageSpec:
             f"tensor_parallel {ranks} must divide the {layer.kv_heads} KV heads or be a multiple of them",
             "tensor_parallel",
         )
+    if layer.sink_tokens:
+        _check_sinks(layer, context)
     retained = _retained_tokens(context) if layer.kind is LayerKind.SLIDING else 0
     page = PageSpec(
         kind=PageKind(layer.kind),
@@ -169,6 +172,29 @@ def _attention_page(layer: AttentionLayer, context: RankContext) -> PageSpec:
     kernel = _KERNEL_BLOCK_TOKENS[context.deployment.platform]
     block = max(kernel, shared // (page.heads * page.row_bytes) // kernel * kernel)
     return replace(page, block_size_tokens=block, padded_page_bytes=shared)
+
+
+def _check_sinks(layer: AttentionLayer, context: RankContext) -> None:
+    """openpangu.py::OpenPanguSinkAttention, single_type_kv_cache_manager.py::SinkFullAttentionManager."""
+    if layer.kv_heads < context.deployment.tensor_parallel:
+        raise KvModelError(
+            f"tensor_parallel {context.deployment.tensor_parallel} exceeds the {layer.kv_heads} KV heads, which vLLM "
+            "does not copy for this model",
+            "tensor_parallel",
+        )
+    deployment, kv_dtype = context.deployment, context.dtype_of(layer)
+    hopper = deployment.compute_capability is None or deployment.compute_capability // 10 == _HOPPER
+    taken = kv_dtype.element_bits == _SIXTEEN_BITS or (hopper and kv_dtype.name in ("fp8", "fp8_e4m3"))
+    if deployment.platform is Platform.CPU or not taken:
+        raise KvModelError(
+            "vLLM runs this model with FlashAttention on GPUs, which takes 16 bits, and on Hopper fp8: pass --kv-dtype "
+            "bfloat16",
+            "kv_dtype",
+        )
+    if layer.sink_tokens % context.block_tokens:
+        raise KvModelError(
+            f"block_size is {context.block_tokens}: it must divide param_sink_number {layer.sink_tokens}", "block_size"
+        )
 
 
 def _retained_tokens(context: RankContext) -> int:

@@ -40,7 +40,8 @@ class AttentionLayer:
     """A layer that keeps K and V per head and token.
 
     `index_row_bytes` are the keys by which block-sparse attention selects blocks (MiniMax-M3): one row for all heads,
-    the same on every rank and in any format of the cache.
+    the same on every rank and in any format of the cache. `sink_tokens` are fixed tokens before those of every request,
+    as many as fill whole blocks (Pangu Pro MoE V2).
     """
 
     index: int
@@ -51,6 +52,7 @@ class AttentionLayer:
     window_tokens: int | None = None
     chunk_tokens: int | None = None
     index_row_bytes: int | None = None
+    sink_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,12 @@ class Architecture:
     def selects_blocks(self) -> bool:
         """Whether layers with K and V keep index keys besides, by which they select blocks."""
         return any(isinstance(layer, AttentionLayer) and layer.index_row_bytes for layer in self.layers)
+
+    @property
+    def is_vllms_alone(self) -> bool:
+        """Whether the pools are modelled as vLLM lays them out, and for no other engine."""
+        sinks = any(isinstance(layer, AttentionLayer) and layer.sink_tokens for layer in self.layers)
+        return self.is_compressed or self.selects_blocks or self.has_latent_windows or sinks
 
     @property
     def uses_mla(self) -> bool:

@@ -119,8 +119,8 @@ def default_config(name: str, types_of: dict[str, list[str]]) -> dict[str, Any] 
     return None
 
 
-def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The specs of the cache layers that vLLM builds for a config."""
+def specs(config: dict[str, Any], **options: Any) -> list[Any]:
+    """The specs of the cache layers that vLLM builds for a config, with options of the engine."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         arguments = EngineArgs(
@@ -129,6 +129,7 @@ def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
             load_format="dummy",
             enforce_eager=True,
             max_num_batched_tokens=300_000,
+            **options,
         )
         settings = arguments.create_engine_config()
     with set_current_vllm_config(settings):
@@ -138,12 +139,17 @@ def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
         with set_default_torch_dtype(settings.model_config.dtype), torch.device("meta"):
             initialize_model(settings)
         return [
-            described(spec)
+            spec
             for layer in settings.compilation_config.static_forward_context.values()
             if isinstance(layer, AttentionLayerBase)
             and not (isinstance(layer, Attention) and layer.kv_sharing_target_layer_name)
             and (spec := layer.get_kv_cache_spec(settings)) is not None
         ]
+
+
+def layers(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """What decides the bytes and blocks of a config's layers."""
+    return [described(spec) for spec in specs(config)]
 
 
 def described(spec: Any) -> dict[str, Any]:

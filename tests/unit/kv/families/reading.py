@@ -27,6 +27,9 @@ LETTERS = {
 }
 
 
+_OPTIONAL = ("index_row_bytes", "sink_tokens")
+
+
 def letters(config: dict[str, Any]) -> str:
     """A letter for every layer."""
     return "".join(LETTERS[layer.kind] for layer in parse_architecture(config).layers)
@@ -35,7 +38,7 @@ def letters(config: dict[str, Any]) -> str:
 def layer_in_words(layer: Layer) -> str:
     """A letter for its kind, and its other fields, or its state's, in their order."""
     names = [one.name for one in fields(layer) if one.name not in ("index", "kind", "unshared")]
-    sizes = [getattr(layer, name) for name in names if name != "index_row_bytes" or getattr(layer, name)]
+    sizes = [getattr(layer, name) for name in names if name not in _OPTIONAL or getattr(layer, name)]
     if isinstance(layer, StateLayer):
         sizes = [getattr(layer.state, one.name) for one in fields(layer.state)]
     return " ".join([LETTERS[layer.kind], *("-" if size is None else f"{size}" for size in sizes)])

@@ -28,7 +28,14 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "swa_num_attention_heads": 3,
         "index_topk": 8,
         "index_head_dim": 18,
-    }
+    },
+    "pangu_pro_moe_v2": {
+        "kv_lora_rank": None,
+        "param_sink_number": 32,
+        "qk_nope_dim": 10,
+        "qk_rope_dim": 8,
+        "v_channels": 12,
+    },
 }
 # One window in a config without layer_types holds for all layers.
 ALIKE = """
@@ -46,7 +53,7 @@ FULL = """
     qwen2 qwen3 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text dots_ocr Keye KeyeVL1_5 kimi_audio
     mimo minicpmo minicpmv qwen2_moe qwen3_moe qwen3_omni_moe_text falcon RefinedWeb RefinedWebModel gpt_bigcode dbrx
     minicpm3 step1 step3_text laguna hrm_text qwen3_asr_text qwen2_audio interns1_pro interns1_pro_text
-    cohere_compass_text mellum minimax_m3_text minimax_m3_vl_text
+    cohere_compass_text mellum minimax_m3_text minimax_m3_vl_text pangu_pro_moe_v2
 """
 OF_PATTERN = {
     "WWWWWWWWW": ALIKE,

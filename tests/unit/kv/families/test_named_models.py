@@ -46,6 +46,16 @@ DOTS3_NOTE: dict[str, Any] = {
     "index_head_dim": 128,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+PANGU: dict[str, Any] = {
+    "architectures": ["PanguProMoEV2ForCausalLM"],
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "param_sink_number": 128,
+    "qk_nope_dim": 128,
+    "qk_rope_dim": 64,
+    "v_channels": 128,
+}
 
 
 @pytest.mark.parametrize(("config", "layers", "heads"), [(COHERE_ASR, 3, (8, 128)), (NEMOTRON_PARSE, 10, (16, 64))])
@@ -80,6 +90,8 @@ def test_a_selected_block_is_a_page() -> None:
     [
         ({**MINIMAX_M3, "sparse_attention_config": None}, "sparse_attention_config"),
         ({**COHERE_ASR, "transf_decoder": {}}, "transf_decoder"),
+        ({**PANGU, "param_sink_number": None}, "param_sink_number"),
+        ({**PANGU, "kv_lora_rank": 512}, "kv_lora_rank"),
         ({**DOTS3_NOTE, "layer_types": None}, "layer_types"),
         ({**DOTS3_NOTE, "index_topk": None}, "index_topk"),
         ({**DOTS3_NOTE, "swa_kv_lora_rank": 256}, "swa_kv_lora_rank"),
@@ -114,6 +126,22 @@ def test_windows_of_latent_rows_are_hoppers_and_16_bits(deployment: Deployment, 
     """VLLM has no other kernels for them, and does not start with the window's layers in full."""
     with refused(field):
         deployed_layout(parse_architecture(DOTS3_NOTE), deployment)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "field"),
+    [
+        (Deployment(tensor_parallel=8), "tensor_parallel"),
+        (Deployment(block_size_tokens=256), "block_size"),
+        (Deployment(platform=Platform.CPU), "kv_dtype"),
+        (Deployment(kv_dtype="fp8", compute_capability=80), "kv_dtype"),
+        (Deployment(kv_dtype="int8_per_token_head"), "kv_dtype"),
+    ],
+)
+def test_fixed_tokens_take_whole_blocks_and_flash_attention(deployment: Deployment, field: str) -> None:
+    """Pangu Pro MoE V2: no KV head is copied, and the kernel is not chosen by the cache's format."""
+    with refused(field):
+        deployed_layout(parse_architecture(PANGU), deployment)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""Models that vLLM cannot build of a config class's defaults, against those that it builds of whole configs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvdiag.kv.families.architecture import parse_architecture
+from kvdiag.kv.layout.capacity import pool_capacity
+from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from tests.integration.vllm.conftest import VllmHome
+
+pytestmark = pytest.mark.real_vllm
+
+PROGRAM = Path(__file__).with_name("built_specs.py")
+LIMIT_SECONDS = 300.0
+# transformers has no class for it: fields are read from that of the type that is named.
+PANGU = {
+    "model_type": "llama",
+    "architectures": ["PanguProMoEV2ForCausalLM"],
+    "num_hidden_layers": 5,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "qk_nope_dim": 128,
+    "qk_rope_dim": 64,
+    "v_channels": 128,
+    "param_sink_number": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 256,
+    "vocab_size": 1000,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 10_000.0,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+}
+WINDOWED_PANGU = PANGU | {"interleaved_sliding_window": [512, None], "v_channels": 64, "num_hidden_layers": 4}
+
+
+def case(module: str, config: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """A case with the usual settings where none is given."""
+    usual = {"context": 100_000, "in_flight": 16_384, "pool_bytes": 10 << 30, "block_size": 32, "ranks": 1}
+    return {"module": module, "config": config, "kv_dtype": "auto", **usual, **settings}
+
+
+CASES = {
+    "pangu": case("openpangu", PANGU),
+    "pangu, two ranks": case("openpangu", PANGU, ranks=2, block_size=128),
+    "pangu, fp8": case("openpangu", PANGU, kv_dtype="fp8"),
+    "pangu, windows": case("openpangu", WINDOWED_PANGU, block_size=64, pool_bytes=(3 << 30) + 54_321),
+}
+
+
+@pytest.fixture(scope="module")
+def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The engine's figures for every case."""
+    given = tmp_path_factory.mktemp("cases") / "cases.json"
+    given.write_text(json.dumps(list(CASES.values())), encoding="utf-8")
+    answers = vllm.answers(PROGRAM, given, limit_seconds=LIMIT_SECONDS)
+    return dict(zip(CASES, answers, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_and_capacity_are_the_engines_own(name: str, engine_figures: dict[str, dict[str, Any]]) -> None:
+    """Of the layers that the engine's model makes of the same config."""
+    given = CASES[name]
+    config = {key: value for key, value in given["config"].items() if key != "model_type"}
+    architecture = parse_architecture(config)
+    deployment = Deployment(
+        tensor_parallel=given["ranks"],
+        block_size_tokens=given["block_size"],
+        kv_dtype=given["kv_dtype"],
+        max_in_flight_tokens=given["in_flight"],
+    )
+    capacity = pool_capacity(
+        deployed_layout(architecture, deployment),
+        pool_bytes=given["pool_bytes"],
+        context_tokens=given["context"],
+        terms=deployment.request_terms(architecture),
+    )
+    assert engine_figures[name] == {
+        "num_blocks": capacity.num_blocks,
+        "capacity_tokens": capacity.capacity_tokens,
+        "max_concurrency": capacity.max_concurrency,
+    }
