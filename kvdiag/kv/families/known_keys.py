@@ -13,7 +13,10 @@ KNOWN_KEYS: frozenset[str] = frozenset(json.loads(pkgutil.get_data(__package__, 
 """Names of fields that kvdiag/kv reads, at any depth."""
 
 FREELY_NAMED = frozenset(
-    ("config_groups", "dynamic", "extra_config", "layer_types_count", "compress_ratios_count", "rope_parameters")
+    (
+        *("config_groups", "dynamic", "extra_config", "layer_types_count", "compress_ratios_count", "rope_parameters"),
+        "per_layer_config",
+    )
 )
 """Fields whose keys are names of layers or groups of layers."""
 

@@ -25,7 +25,7 @@ from kvdiag.kv.families.base import (
     window_of,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, LayerKind
+from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
 
 
 def mistral(text: Fields) -> ModelLayers:
@@ -177,6 +177,35 @@ def gemma4(text: Fields) -> ModelLayers:
         for layer in typed_layers(text, (*names[:-1], "full_attention"), heads, window_of(text))
     )
     return _share_last(text, ModelLayers(heads.attention_heads, layers))
+
+
+def diffusion_gemma(text: Fields) -> ModelLayers:
+    """DiffusionGemma (diffusion_gemma.py, transformers DiffusionGemmaTextConfig): Gemma 4's layers; per_layer_config
+    counts before the fields for full layers.
+    """
+    if text.text("use_bidirectional_attention") == "all":
+        raise text.error("use_bidirectional_attention", "is all, which is not modelled: pass --kv-bytes-per-token")
+    model = gemma4(text.filled({"attention_k_eq_v": True}))
+    own = text.child("per_layer_config")
+    if own is None:
+        return model
+    heads = read_heads(text)
+    by_index: dict[int, Fields] = {}
+    for name in own.names():
+        fields = own.child(name)
+        if not name.isdecimal() or fields is None:
+            raise text.error("per_layer_config", "must have an object for each number of a layer")
+        by_index[int(name)] = fields
+
+    def with_own(layer: Layer) -> Layer:
+        if not isinstance(layer, AttentionLayer):
+            return layer
+        fields = by_index.get(layer.index, Fields({}))
+        size = fields.integer("head_dim", default=heads.head_size, high=1 << 14)
+        kv_heads = fields.integer("num_key_value_heads", default=heads.kv_heads, high=MAX_HEADS)
+        return replace(layer, kv_heads=kv_heads, head_size=size, head_size_v=size)
+
+    return replace(model, layers=tuple(map(with_own, model.layers)))
 
 
 def _share_last(text: Fields, model: ModelLayers) -> ModelLayers:

@@ -249,7 +249,8 @@ class Architecture:
     def is_vllms_alone(self) -> bool:
         """Whether the pools are modelled as vLLM lays them out, and for no other engine."""
         sinks = any(isinstance(layer, AttentionLayer) and layer.sink_tokens for layer in self.layers)
-        return self.is_compressed or self.selects_blocks or self.has_latent_windows or sinks
+        denoises = self.model_type == "diffusion_gemma_text"
+        return self.is_compressed or self.selects_blocks or self.has_latent_windows or sinks or denoises
 
     @property
     def uses_mla(self) -> bool:

@@ -20,6 +20,7 @@ from vllm.model_executor.models import openpangu, registry
 from vllm.triton_utils import triton
 from vllm.v1.attention.backends import flash_attn
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 registry._LazyRegisteredModel.inspect_model_cls = (  # noqa: SLF001 - there is no public way
     lambda self: registry._ModelInfo.from_model_cls(self.load_model_cls())  # noqa: SLF001
@@ -38,6 +39,8 @@ def figures(case: dict[str, Any]) -> dict[str, Any]:
     config = settings(
         block=case["block_size"], cache_dtype="auto", context=case["context"], in_flight=case["in_flight"]
     )
+    # The first that FlashAttention takes (v1/attention/backends/utils.py::resolve_kv_cache_layout).
+    config.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout.LBHNC
     module = importlib.import_module(f"vllm.model_executor.models.{case['module']}")
     with patch.object(module, "get_tensor_model_parallel_world_size", lambda: case["ranks"]):
         built = registry_layers.specs(case["config"], block_size=case["block_size"], kv_cache_dtype=case["kv_dtype"])

@@ -43,6 +43,36 @@ PANGU = {
     "torch_dtype": "bfloat16",
 }
 WINDOWED_PANGU = PANGU | {"interleaved_sliding_window": [512, None], "v_channels": 64, "num_hidden_layers": 4}
+DENOISING_TEXT = {
+    "model_type": "diffusion_gemma_text",
+    "num_hidden_layers": 12,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": 2,
+    "sliding_window": 1024,
+    "max_position_embeddings": 131_072,
+    "vocab_size": 1000,
+}
+DENOISING = {
+    "model_type": "diffusion_gemma",
+    "architectures": ["DiffusionGemmaForBlockDiffusion"],
+    "dtype": "bfloat16",
+    "vision_config": None,
+    "text_config": DENOISING_TEXT,
+}
+# As transformers writes it.
+OWN_HEADS = DENOISING | {
+    "text_config": DENOISING_TEXT | {"per_layer_config": {"05": {"head_dim": 384}, "11": {"head_dim": 384}}}
+}
+DEFAULT_HEADS = DENOISING | {
+    "text_config": {
+        key: value for key, value in DENOISING_TEXT.items() if key not in ("num_global_key_value_heads", "head_dim")
+    }
+}
 
 
 def case(module: str, config: dict[str, Any], **settings: Any) -> dict[str, Any]:
@@ -55,6 +85,10 @@ CASES = {
     "pangu": case("openpangu", PANGU),
     "pangu, two ranks": case("openpangu", PANGU, ranks=2, block_size=128),
     "pangu, fp8": case("openpangu", PANGU, kv_dtype="fp8"),
+    "denoising": case("gemma4", DENOISING),
+    "denoising, two ranks": case("gemma4", DENOISING, ranks=2, block_size=64, context=30_000),
+    "denoising, heads of its layers": case("gemma4", OWN_HEADS, in_flight=4_096),
+    "denoising, default heads": case("gemma4", DEFAULT_HEADS, pool_bytes=(7 << 30) + 12_345),
     "pangu, windows": case("openpangu", WINDOWED_PANGU, block_size=64, pool_bytes=(3 << 30) + 54_321),
 }
 
@@ -72,7 +106,8 @@ def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_blocks_and_capacity_are_the_engines_own(name: str, engine_figures: dict[str, dict[str, Any]]) -> None:
     """Of the layers that the engine's model makes of the same config."""
     given = CASES[name]
-    config = {key: value for key, value in given["config"].items() if key != "model_type"}
+    named = given["config"]["model_type"] != "llama"
+    config = {key: value for key, value in given["config"].items() if named or key != "model_type"}
     architecture = parse_architecture(config)
     deployment = Deployment(
         tensor_parallel=given["ranks"],

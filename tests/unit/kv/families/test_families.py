@@ -61,7 +61,7 @@ OF_PATTERN = {
     "WFWFWFWFW": "gemma2 vaultgemma gpt_oss step3p5 step3p7",
     "WWWWWFWWW": "gemma3_text",
     "WWWWFWWWs": "gemma3n_text",
-    "WWWWWFWWs": "gemma4_text gemma4_unified_text",
+    "WWWWWFWWs": "gemma4_text gemma4_unified_text diffusion_gemma_text",
     "WWWFWWWFW": "cohere2 cohere2_moe olmo3 afmoe exaone4 exaone_moe",
     "FWWWFWWWF": "granite_swa granitemoe_swa cwm muse_glimmer muse_glimmer_text",
     "CCCFCCCFC": "llama4_text",

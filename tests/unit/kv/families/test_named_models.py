@@ -56,6 +56,12 @@ PANGU: dict[str, Any] = {
     "qk_rope_dim": 64,
     "v_channels": 128,
 }
+DENOISING: dict[str, Any] = {
+    "model_type": "diffusion_gemma_text",
+    "num_hidden_layers": 6,
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+}
 
 
 @pytest.mark.parametrize(("config", "layers", "heads"), [(COHERE_ASR, 3, (8, 128)), (NEMOTRON_PARSE, 10, (16, 64))])
@@ -90,6 +96,8 @@ def test_a_selected_block_is_a_page() -> None:
     [
         ({**MINIMAX_M3, "sparse_attention_config": None}, "sparse_attention_config"),
         ({**COHERE_ASR, "transf_decoder": {}}, "transf_decoder"),
+        ({**DENOISING, "use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ({**DENOISING, "per_layer_config": {"first": {"head_dim": 64}}}, "per_layer_config"),
         ({**PANGU, "param_sink_number": None}, "param_sink_number"),
         ({**PANGU, "kv_lora_rank": 512}, "kv_lora_rank"),
         ({**DOTS3_NOTE, "layer_types": None}, "layer_types"),
