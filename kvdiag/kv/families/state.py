@@ -21,7 +21,7 @@ from kvdiag.kv.families.base import (
     read_heads,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.families.latent import latent_size
+from kvdiag.kv.families.latent import indexer_row_bytes, latent_size
 from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind, StateLayer, StateShape
 
 _FLASH_KDA_SIZE = 128
@@ -126,6 +126,38 @@ def kimi_linear(text: Fields) -> ModelLayers:
     return _states_and_latent(text, LayerKind.KIMI_DELTA, state, stateful)
 
 
+def glm5_next(text: Fields) -> ModelLayers:
+    """GLM-5-Next (glm5next/common/model.py, kda.py): Kimi delta attention where layer_types says linear, elsewhere MLA
+    with an indexer whose keys are pooled; without layer_types every fourth layer is MLA (transformers
+    Glm5NextTextConfig, which also reads linear_attn_config).
+    """
+    linear = text.child("linear_attn_config") or Fields({})
+    size = linear.maybe_integer("head_dim", high=1 << 14) or text.integer("linear_head_dim", high=1 << 14)
+    heads = linear.maybe_integer("num_heads", high=MAX_HEADS) or text.integer("linear_num_heads", high=MAX_HEADS)
+    kernel = linear.maybe_integer("short_conv_kernel_size", high=1 << 10)
+    steps = kernel or text.integer("linear_conv_kernel_dim", high=1 << 10)
+    bounded = text.has("linear_attn_config") or text.has("linear_lower_bound")
+    bounded = bounded or "linear_lower_bound" not in text.names()
+    state = _delta_state(size, heads, steps, bounded=bounded)
+    attention = LatentLayer(0, latent_size(text))
+    if text.has("index_topk"):
+        pool, key_size = text.integer("index_kpool", low=2, high=1 << 10), text.integer("index_head_dim", high=1 << 14)
+        # The ring keeps a key and a score of each channel in 16 bits (common/attention.py::Glm5NextTailCache).
+        attention = LatentLayer(0, latent_size(text), indexer_row_bytes(text), pool, 4 * key_size)
+    depth = read_depth(text)
+    names = layer_names(text, depth) or every_nth(depth, 4, other="linear_attention")
+    layers: list[Layer] = [
+        StateLayer(index=index, kind=LayerKind.KIMI_DELTA, state=state)
+        if name == "linear_attention"
+        else replace(attention, index=index)
+        for index, name in enumerate(names)
+    ]
+    drafts = text.integer("num_nextn_predict_layers", default=0, low=0, high=64)
+    draft = replace(attention, index=depth - 1)
+    heads = text.integer("num_attention_heads", high=MAX_HEADS)
+    return ModelLayers(heads, tuple(layers), draft_layers=(draft,) * drafts)
+
+
 def bailing_linear(text: Fields) -> ModelLayers:
     """Bailing MoE 2.5, Ring-linear (bailing_moe_linear.py): MLA every layer_group_size layers, linear attention
     between them. Ling 3 (bailing_moe_v3.py) has the same model type, Kimi delta attention between them, and MLA also in
@@ -151,15 +183,20 @@ def _kimi_delta_state(fields: Fields, heads: int) -> StateShape:
     """kda_state_shape and kda_state_dtype. FlashKDA, which needs a bounded gate and heads of 128, writes a checkpoint
     (kimi_k3/nvidia/kda.py::is_flashkda_supported).
     """
-    size = fields.integer("head_dim", high=1 << 14)
+    kernel = fields.integer("short_conv_kernel_size", default=4, high=1 << 10)
+    bounded = fields.raw("gate_lower_bound") is not None
+    return _delta_state(fields.integer("head_dim", high=1 << 14), heads, kernel, bounded=bounded)
+
+
+def _delta_state(size: int, heads: int, kernel: int, *, bounded: bool) -> StateShape:
     return StateShape(
         conv_channels=3 * heads * size,
-        conv_steps=fields.integer("short_conv_kernel_size", default=4, high=1 << 10) - 1,
+        conv_steps=kernel - 1,
         drafts_lengthen_conv=True,
         recurrent_heads=heads,
         recurrent_head_elements=size * size,
         recurrent_dtype="float32",
-        prefill_checkpoints=int(size == _FLASH_KDA_SIZE and fields.raw("gate_lower_bound") is not None),
+        prefill_checkpoints=int(size == _FLASH_KDA_SIZE and bounded),
     )
 
 

@@ -157,17 +157,17 @@ def deployed_layout(architecture: Architecture, deployment: Deployment) -> Cache
     context = shared_pages(replace(context, block_tokens=coupled_block_tokens(context)))
     pages = [(page, stage) for layer, stage in placed for page in layer_pages(layer, context)]
     hybrid_manager = _hybrid_manager(architecture, deployment)
-    if architecture.has_latent_windows and not hybrid_manager:
-        # kv_cache_utils.py::_promote_local_kv_cache_specs fails with SlidingWindowMLASpec.
+    if not hybrid_manager and (architecture.has_latent_windows or architecture.index_pool_tokens > 1):
+        # kv_cache_utils.py::_promote_local_kv_cache_specs fails with SlidingWindowMLASpec, and with states.
         raise KvModelError(
-            "vLLM 0.32 does not start with --disable-hybrid-kv-cache-manager and windows of latent rows: leave it out",
+            f"vLLM 0.32 does not start {architecture.model_type} with --disable-hybrid-kv-cache-manager: leave it out",
             "hybrid_kv_cache_manager",
         )
     return plan_layout(
         [page for page, _ in pages],
         stages=[stage for _, stage in pages],
         hybrid_manager=hybrid_manager,
-        packed=architecture.is_compressed or architecture.has_latent_windows,
+        packed=architecture.is_packed,
     )
 
 

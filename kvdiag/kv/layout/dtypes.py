@@ -19,6 +19,8 @@ _INLINE_SCALES_BYTES = 8
 # Opaque rows: 512 fp8 + 16 scales + 128 bf16 rope; nvfp4 form (mla_attention.py::MLAAttention.get_kv_cache_spec).
 _DS_MLA_ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 _DS_MLA_LATENT_SIZE = 576
+# Without RoPE that part of a row is left empty (mla/flashmla_sparse.py::FlashMLASparseBackend.supports_combination).
+_DS_MLA_PLAIN_SIZE, _DS_MLA_PLAIN_FORMAT = 512, "fp8_ds_mla"
 
 MODEL_DTYPE_BYTES = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
 
@@ -59,7 +61,8 @@ class KvDtype:
             case KvPacking.PLAIN | KvPacking.PER_TOKEN_HEAD:
                 return self.head_bytes(head_size=latent_size, head_size_v=0)
             case KvPacking.DS_MLA:
-                if latent_size != _DS_MLA_LATENT_SIZE:
+                plain = (latent_size, self.name) == (_DS_MLA_PLAIN_SIZE, _DS_MLA_PLAIN_FORMAT)
+                if latent_size != _DS_MLA_LATENT_SIZE and not plain:
                     raise KvModelError(
                         f"kv_dtype {self.name} needs kv_lora_rank + qk_rope_head_dim of 512 + 64, not {latent_size}",
                         "kv_dtype",

@@ -13,6 +13,7 @@ from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.compressed_pages import BLOCK_TOKENS as COMPRESSED_BLOCK_TOKENS
 from kvdiag.kv.layout.dtypes import KvDtype, KvPacking, resolve_kv_dtype
 from kvdiag.kv.layout.layers import Architecture, LayerKind
+from kvdiag.kv.layout.pooled_pages import pool_block_tokens
 
 # config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
 DEFAULT_BLOCK_TOKENS = 16
@@ -55,13 +56,15 @@ def chosen_kv_dtype(
     if architecture.has_latent_windows:
         return _latent_window_format(asked, architecture, platform, compute_capability)
     if platform is Platform.CPU:
+        if architecture.index_pool_tokens > 1:
+            raise KvModelError(f"vLLM 0.32 serves {architecture.model_type} on GPUs alone: pass a GPU", "platform")
         plain = resolve_kv_dtype(name, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype)
         if plain.packing in (KvPacking.PER_TOKEN_HEAD, KvPacking.NVFP4):
             # cpu_attn.py has no customize_spec: one byte an element, scales apart.
             return replace(plain, packing=KvPacking.PLAIN, element_bits=_EIGHT_BITS)
         return plain
     if is_indexed(architecture):
-        asked = _indexed_format(asked, architecture, _major(compute_capability))
+        asked = _indexed_format(asked, architecture, major_of(compute_capability))
     return resolve_kv_dtype(asked, model_dtype=architecture.dtype)
 
 
@@ -69,7 +72,7 @@ def _latent_window_format(
     asked: str, architecture: Architecture, platform: Platform, compute_capability: int | None
 ) -> KvDtype:
     """The kernels are Hopper's and take 16 bits alone (models/dots3_note/nvidia/attention.py)."""
-    if platform is Platform.CPU or _major(compute_capability) != _HOPPER:
+    if platform is Platform.CPU or major_of(compute_capability) != _HOPPER:
         raise KvModelError(
             "vLLM has kernels for windows of latent rows on Hopper alone: plan one", "compute_capability"
         )
@@ -83,7 +86,8 @@ def _latent_window_format(
 
 def _indexed_format(asked: str, architecture: Architecture, major: int) -> str:
     """Hopper's FlashMLA and desktop Blackwell's kernels pack 8-bit rows with their scales, data-centre Blackwell's
-    FlashInfer does not; GLM's default there is 8 bits (models/config.py::GlmMoeDsaForCausalLM).
+    FlashInfer does not; GLM's default there is 8 bits (models/config.py::GlmMoeDsaForCausalLM). GLM-5-Next's rows are
+    FlashInfer's on Hopper, too (platforms/cuda.py::_get_backend_priorities: head_size 512).
     """
     if major not in (_HOPPER, _BLACKWELL, _DESKTOP_BLACKWELL):
         raise KvModelError(
@@ -91,6 +95,11 @@ def _indexed_format(asked: str, architecture: Architecture, major: int) -> str:
             "Blackwell GPU",
             "compute_capability",
         )
+    pooled = architecture.index_pool_tokens > 1
+    if pooled and asked == _PACKED_FP8 and major == _BLACKWELL:
+        raise KvModelError(f"kv_dtype {asked} has no kernel for this model on this GPU: pass fp8", "kv_dtype")
+    if pooled and major == _HOPPER:
+        return asked
     if major == _BLACKWELL:
         return "fp8_e4m3" if asked == "auto" and architecture.model_type == "glm_moe_dsa" else asked
     if asked in _FP8 or (asked == "auto" and major == _DESKTOP_BLACKWELL):
@@ -110,9 +119,11 @@ def default_block_tokens(
         return SELECTED_BLOCK_TOKENS
     if not architecture.uses_mla:
         return DEFAULT_BLOCK_TOKENS
+    if architecture.index_pool_tokens > 1:
+        return pool_block_tokens(architecture.index_pool_tokens, major_of(compute_capability))[1]
     if is_indexed(architecture):
         return INDEXED_BLOCK_TOKENS
-    match _major(compute_capability):
+    match major_of(compute_capability):
         case 10:
             return _FLASHINFER_MLA_BLOCK_TOKENS
         case 9 if kv_dtype.element_bits <= _EIGHT_BITS:
@@ -122,6 +133,6 @@ def default_block_tokens(
             return DEFAULT_BLOCK_TOKENS
 
 
-def _major(compute_capability: int | None) -> int:
+def major_of(compute_capability: int | None) -> int:
     """The generation; an unknown GPU is taken for Hopper."""
     return _HOPPER if compute_capability is None else compute_capability // 10

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.compressed_pages import compressed_pages, compressed_rows
 from kvdiag.kv.layout.dtypes import KvDtype, model_dtype_bytes, resolve_kv_dtype
-from kvdiag.kv.layout.kernel_blocks import INDEXED_BLOCK_TOKENS, Platform
+from kvdiag.kv.layout.kernel_blocks import INDEXED_BLOCK_TOKENS, Platform, major_of
 from kvdiag.kv.layout.layers import (
     Architecture,
     AttentionLayer,
@@ -23,6 +23,7 @@ from kvdiag.kv.layout.layers import (
     StateLayer,
 )
 from kvdiag.kv.layout.pages import PageKind, PageSpec, ceil_div
+from kvdiag.kv.layout.pooled_pages import pool_block_tokens, pooled_pages
 
 if TYPE_CHECKING:
     from kvdiag.kv.layout.deployment import Deployment
@@ -55,6 +56,11 @@ class RankContext:
         return self.own_dtype if window or str(layer.index) in skipped else self.kv_dtype
 
     @property
+    def major(self) -> int:
+        """The GPU's generation."""
+        return major_of(self.deployment.compute_capability)
+
+    @property
     def own_dtype(self) -> KvDtype:
         """The model's own format."""
         return resolve_kv_dtype("auto", model_dtype=self.architecture.dtype)
@@ -62,21 +68,33 @@ class RankContext:
 
 def coupled_block_tokens(context: RankContext) -> int:
     """The block size once attention pages are as large as state pages
-    (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping.
+    (platforms/interface.py::_align_hybrid_block_size). State pages are padded up to it by the grouping, or where blocks
+    hold pages of several sizes by `_state_page`.
     """
     block = context.block_tokens
     states = [layer for layer in context.architecture.layers if isinstance(layer, StateLayer)]
     attention = [layer for layer in context.architecture.layers if isinstance(layer, AttentionLayer | LatentLayer)]
     if not states or not attention:
         return block
-    row_bytes = layer_pages(attention[0], replace(context, block_tokens=1))[0].page_bytes
-    kernel = _KERNEL_BLOCK_TOKENS[context.deployment.platform]
+    kernel = unit = _KERNEL_BLOCK_TOKENS[context.deployment.platform]
+    if context.architecture.index_pool_tokens > 1:
+        kernel, unit = pool_block_tokens(context.architecture.index_pool_tokens, context.major)
+    row_bytes = _coupled_row_bytes(attention[0], context)
     align = max(kernel, block)
     if context.architecture.uses_mla:
         align = max(align, _LATENT_STATE_ALIGNMENT_TOKENS)
-    state_bytes = max(_state_page(layer, context).page_bytes for layer in states)
-    coupled = ceil_div(ceil_div(state_bytes, align * row_bytes) * align, kernel) * kernel
+    state_bytes = max(_state_page(layer, context).content_bytes for layer in states)
+    coupled = ceil_div(ceil_div(state_bytes, align * row_bytes) * align, unit) * unit
     return max(block, coupled)
+
+
+def _coupled_row_bytes(layer: AttentionLayer | LatentLayer, context: RankContext) -> int:
+    """Bytes of one token in an attention layer, as the block size is derived from them: of a packed row its elements
+    alone.
+    """
+    if isinstance(layer, LatentLayer) and layer.pool_tokens > 1:
+        return layer.latent_size * context.kv_dtype.element_bits // 8
+    return layer_pages(layer, replace(context, block_tokens=1))[0].page_bytes
 
 
 def layer_pages(layer: Layer, context: RankContext) -> tuple[PageSpec, ...]:
@@ -104,6 +122,11 @@ def shared_pages(context: RankContext) -> RankContext:
     deployment = context.deployment
     if not deployment.skip_layers or not attention or deployment.platform is Platform.CPU:
         return context
+    if context.architecture.index_pool_tokens > 1:
+        raise KvModelError(
+            f"the layers of {context.architecture.model_type} in two formats are not modelled: name no layers",
+            "kv_cache_dtype_skip_layers",
+        )
     # The engine compares the formats by the model's one head size.
     one_token = replace(context, block_tokens=1)
     pages = [
@@ -235,6 +258,9 @@ def _latent_pages(layer: LatentLayer, context: RankContext) -> tuple[PageSpec, .
         page = replace(page, stride_bytes=page.row_bytes)
     if layer.indexer_row_bytes is None:
         return (page,)
+    if layer.pool_tokens > 1:
+        drafts = context.deployment.speculative_tokens
+        return tuple(pooled_pages(layer, page, kv_dtype, major=context.major, drafts=drafts))
     indexer = replace(page, row_bytes=layer.indexer_row_bytes, variant="indexer", stride_bytes=1)
     if packed and context.block_tokens != INDEXED_BLOCK_TOKENS:
         # worker/utils.py::customize_attention_spec: what the indexer's kernel reads at once stays whole.
@@ -273,8 +299,17 @@ def _state_page(layer: StateLayer, context: RankContext) -> PageSpec:
         block_size_tokens=context.block_tokens,
         heads=1,
         row_bytes=size,
+        padded_page_bytes=_padded_state_bytes(context),
         variant=f"{layer.kind}",
         speculative_blocks=deployment.speculative_tokens,
         checkpoint_blocks=layer.state.prefill_checkpoints,
         dcp_sharded=False,
     )
+
+
+def _padded_state_bytes(context: RankContext) -> int | None:
+    """The page to which a state is padded where the grouping does not pad (mamba_page_size_padded)."""
+    first = next((one for one in context.architecture.layers if isinstance(one, AttentionLayer | LatentLayer)), None)
+    if first is None or not context.architecture.is_packed:
+        return None
+    return context.block_tokens * _coupled_row_bytes(first, context)

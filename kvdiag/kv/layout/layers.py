@@ -57,11 +57,17 @@ class AttentionLayer:
 
 @dataclass(frozen=True, slots=True)
 class LatentLayer:
-    """A layer that keeps one compressed row per token for all heads (MLA), with DSA also an indexer row."""
+    """A layer that keeps one compressed row per token for all heads (MLA), with DSA also an indexer row.
+
+    With `pool_tokens` an indexer row stands for so many tokens (GLM-5-Next). Each request then has a ring for the
+    tokens of an incomplete pool, of `pool_row_bytes` each.
+    """
 
     index: int
     latent_size: int
     indexer_row_bytes: int | None = None
+    pool_tokens: int = 1
+    pool_row_bytes: int = 0
 
     @property
     def kind(self) -> LayerKind:
@@ -239,6 +245,16 @@ class Architecture:
     def has_latent_windows(self) -> bool:
         """Whether layers keep windows of latent rows next to those that keep all rows."""
         return any(isinstance(layer, LatentWindowLayer) for layer in self.layers)
+
+    @property
+    def index_pool_tokens(self) -> int:
+        """Tokens that a row of the sparse-attention indexers stands for: 1 but in GLM-5-Next."""
+        return max((layer.pool_tokens for layer in self.layers if isinstance(layer, LatentLayer)), default=1)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether pages of several sizes lie side by side in a block."""
+        return self.is_compressed or self.has_latent_windows or self.index_pool_tokens > 1
 
     @property
     def selects_blocks(self) -> bool:

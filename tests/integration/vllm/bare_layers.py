@@ -9,7 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from vllm.platforms.interface import Platform
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.worker.utils import customize_attention_spec
 
 
 def settings(*, block: int, cache_dtype: str, context: int, drafts: int = 0, in_flight: int = 2_048) -> Any:
@@ -33,6 +37,29 @@ def settings(*, block: int, cache_dtype: str, context: int, drafts: int = 0, in_
         max_in_flight_tokens=in_flight,
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
+
+
+def pool_figures(config: Any, pool_bytes: int) -> dict[str, Any]:
+    """Blocks and capacity of a pool of the layers that the settings have, as the worker asks them for their specs.
+
+    The block size is first adapted to their backends (platforms/interface.py, worker/gpu/attn_utils.py).
+    """
+    Platform.update_block_size_for_backend(config)
+    specs = {}
+    for name, layer in config.compilation_config.static_forward_context.items():
+        spec = layer.get_kv_cache_spec(config)
+        if isinstance(spec, AttentionSpec):
+            spec = customize_attention_spec(layer.get_attn_backend(), spec)
+        specs[name] = spec
+    (made_config,) = kv_cache_utils.get_kv_cache_configs(config, [specs], [pool_bytes])
+    tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_config)
+    return {
+        "block_size": config.cache_config.block_size,
+        "num_blocks": made_config.num_blocks,
+        "groups": sorted(len(group.layer_names) for group in made_config.kv_cache_groups),
+        "capacity_tokens": tokens,
+        "max_concurrency": concurrency,
+    }
 
 
 def made(kind: Any, **attributes: Any) -> Any:

@@ -39,6 +39,7 @@ KEYS = """
     prefix_dense_sliding_window_pattern global_attn_every_n_layers attention_chunk_size no_rope_layer_interval
     use_bidirectional_attention num_kv_shared_layers full_attention_interval layer_group_size
     kv_lora_rank qk_nope_head_dim qk_rope_head_dim index_topk index_head_dim index_topk_freq index_skip_topk_offset
+    index_kpool linear_head_dim linear_num_heads
     num_nextn_predict_layers mtp_num_hidden_layers
     linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads
     mamba_ssm_dtype mamba_ssm_cache_dtype attn_layer_period attn_layer_offset

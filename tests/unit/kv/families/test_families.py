@@ -86,6 +86,7 @@ OF_PATTERN = {
     "2W-2W-2W-": "nemotron_h nemotron_h_puzzle",
     "ccccFcccc": "lfm2 lfm2_moe",
     "kkkLkkkLk": "kimi_linear",
+    "kkkIkkkIk": "glm5_next_text",
     "lllLlllLl": "bailing_hybrid bailing_moe_v3",
     "FllFllFll": "minicpm_sala",
     "FxFxFxFxFxFxFxFxFx": "whisper cohere_asr",
