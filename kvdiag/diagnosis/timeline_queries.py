@@ -93,9 +93,9 @@ def idle_floors(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[IdleF
         if True not in columns.idle:
             return ()
         read, end, found = columns.samples, 0, []
-        idle = [*map(_no_request, columns.idle, read), False]
-        while True in idle[end:]:
-            begin = idle.index(True, end)
+        # An interval at the end ends before the first of these two, and there is one after all others.
+        idle = [*map(_no_request, columns.idle, read), False, True]
+        while (begin := idle.index(True, end)) < len(read):
             end = idle.index(False, begin)
             interval = _current(read[begin:end], facts, read[begin - 1] if begin else None)
             if (floor := _floor(interval, timeline, facts, limits)) is not None:
