@@ -5,6 +5,10 @@ Imported by programs of this folder that run in vLLM's own Python.
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,10 +55,14 @@ def pool_figures(config: Any, pool_bytes: int) -> dict[str, Any]:
         if isinstance(spec, AttentionSpec):
             spec = customize_attention_spec(layer.get_attn_backend(), spec)
         specs[name] = spec
+    return {"block_size": config.cache_config.block_size, **grouped_figures(config, specs, pool_bytes)}
+
+
+def grouped_figures(config: Any, specs: dict[str, Any], pool_bytes: int) -> dict[str, Any]:
+    """Blocks and capacity of a pool of these specs, as the engine groups them."""
     (made_config,) = kv_cache_utils.get_kv_cache_configs(config, [specs], [pool_bytes])
     tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_config)
     return {
-        "block_size": config.cache_config.block_size,
         "num_blocks": made_config.num_blocks,
         "groups": sorted(len(group.layer_names) for group in made_config.kv_cache_groups),
         "capacity_tokens": tokens,
@@ -69,3 +77,10 @@ def made(kind: Any, **attributes: Any) -> Any:
     for name, value in attributes.items():
         setattr(layer, name, value)
     return layer
+
+
+def print_figures(figures: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Print the figures of each case in the file that is named, one JSON object a line."""
+    for case in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        sys.stdout.write(json.dumps(figures(case)) + "\n")
+        sys.stdout.flush()

@@ -7,17 +7,14 @@ backends support.
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import registry_layers  # type: ignore[import-not-found]  # stands in for torchvision, which images alone need
 import torch
-from bare_layers import made, settings  # type: ignore[import-not-found]
+from bare_layers import grouped_figures, made, print_figures, settings  # type: ignore[import-not-found]
 from vllm.config import set_current_vllm_config
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 assert registry_layers.Finder in {type(one) for one in sys.meta_path}
@@ -53,16 +50,14 @@ def specs(case: dict[str, Any], config: Any) -> dict[str, Any]:
     return found
 
 
-def told(case: dict[str, Any]) -> dict[str, Any]:
+def figures(case: dict[str, Any]) -> dict[str, Any]:
     """The pool's figures for a case."""
     (block,) = MiniMaxM3SparseBackend.get_supported_kernel_block_sizes()
     config = settings(block=block, cache_dtype="auto", context=case["context"])
     with set_current_vllm_config(config):
-        made_configs = kv_cache_utils.get_kv_cache_configs(config, [specs(case, config)], [case["pool_bytes"]])
-    tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_configs[0])
-    return {"num_blocks": made_configs[0].num_blocks, "capacity_tokens": tokens, "max_concurrency": concurrency}
+        made_figures: dict[str, Any] = grouped_figures(config, specs(case, config), case["pool_bytes"])
+    return made_figures
 
 
 if __name__ == "__main__":
-    for one in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        sys.stdout.write(json.dumps(told(one)) + "\n")
+    print_figures(figures)

@@ -7,19 +7,15 @@ on the meta device, as registry_layers does; of several ranks, one rank's heads.
 from __future__ import annotations
 
 import importlib
-import json
-import sys
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import registry_layers  # type: ignore[import-not-found]
-from bare_layers import settings  # type: ignore[import-not-found]
+from bare_layers import grouped_figures, print_figures, settings  # type: ignore[import-not-found]
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.models import openpangu, registry
 from vllm.triton_utils import triton
 from vllm.v1.attention.backends import flash_attn
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 registry._LazyRegisteredModel.inspect_model_cls = (  # noqa: SLF001 - there is no public way
@@ -46,12 +42,9 @@ def figures(case: dict[str, Any]) -> dict[str, Any]:
         built = registry_layers.specs(case["config"], block_size=case["block_size"], kv_cache_dtype=case["kv_dtype"])
     specs = {f"{number}": spec for number, spec in enumerate(built)}
     with set_current_vllm_config(config):
-        made_configs = kv_cache_utils.get_kv_cache_configs(config, [specs], [case["pool_bytes"]])
-    tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_configs[0])
-    return {"num_blocks": made_configs[0].num_blocks, "capacity_tokens": tokens, "max_concurrency": concurrency}
+        made_figures: dict[str, Any] = grouped_figures(config, specs, case["pool_bytes"])
+    return made_figures
 
 
 if __name__ == "__main__":
-    for one in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        sys.stdout.write(json.dumps(figures(one)) + "\n")
-        sys.stdout.flush()
+    print_figures(figures)

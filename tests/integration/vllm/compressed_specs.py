@@ -8,17 +8,13 @@ not.
 from __future__ import annotations
 
 import importlib
-import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from bare_layers import made, settings  # type: ignore[import-not-found]
+from bare_layers import grouped_figures, made, print_figures, settings  # type: ignore[import-not-found]
 from vllm.config import set_current_vllm_config
 from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
-from vllm.v1.core import kv_cache_utils
 
 
 def layers(case: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -85,7 +81,7 @@ class _Bound:
         return self._ask(self._own, config)
 
 
-def told(case: dict[str, Any]) -> dict[str, Any]:
+def figures(case: dict[str, Any]) -> dict[str, Any]:
     """The pool's figures for a case."""
     config = settings(
         block=case["block_size"],
@@ -96,16 +92,9 @@ def told(case: dict[str, Any]) -> dict[str, Any]:
     )
     with set_current_vllm_config(config):
         specs = {name: layer.get_kv_cache_spec(config) for name, layer in layers(case, config).items()}
-    made_configs = kv_cache_utils.get_kv_cache_configs(config, [specs], [case["pool_bytes"]])
-    tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_configs[0])
-    return {
-        "num_blocks": made_configs[0].num_blocks,
-        "groups": sorted(len(group.layer_names) for group in made_configs[0].kv_cache_groups),
-        "capacity_tokens": tokens,
-        "max_concurrency": concurrency,
-    }
+    made_figures: dict[str, Any] = grouped_figures(config, specs, case["pool_bytes"])
+    return made_figures
 
 
 if __name__ == "__main__":
-    for one in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        sys.stdout.write(json.dumps(told(one)) + "\n")
+    print_figures(figures)

@@ -8,16 +8,14 @@ are vLLM's own classes with only the attributes that their `get_kv_cache_spec` u
 
 from __future__ import annotations
 
-import json
 import sys
 import types
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import registry_layers  # type: ignore[import-not-found]  # stands in for torchvision, which images alone need
 import torch
-from bare_layers import made, settings  # type: ignore[import-not-found]
+from bare_layers import grouped_figures, made, print_figures, settings  # type: ignore[import-not-found]
 
 assert registry_layers.Finder in {type(one) for one in sys.meta_path}
 
@@ -38,7 +36,6 @@ from vllm.model_executor.layers.attention import MLAAttention
 from vllm.model_executor.models.deepseek_v2 import DeepseekV32IndexerCache
 from vllm.models.dots3_note.nvidia.attention import Dots3NotePaddedSparseBackend, Dots3NoteTritonMLABackend
 from vllm.models.dots3_note.nvidia.model import Dots3NotePaddedMLAAttention
-from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.worker.utils import customize_attention_spec
 
@@ -100,16 +97,9 @@ def figures(case: dict[str, Any]) -> dict[str, Any]:
     # config/vllm.py: several MTP modules read the tokens below a window again.
     config.num_prefill_lookahead_tokens = case["drafts"] if case["draft_layers"] > 1 else 0
     with set_current_vllm_config(config):
-        made_configs = kv_cache_utils.get_kv_cache_configs(config, [specs(case, config)], [case["pool_bytes"]])
-    tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(config, made_configs[0])
-    return {
-        "num_blocks": made_configs[0].num_blocks,
-        "groups": sorted(len(group.layer_names) for group in made_configs[0].kv_cache_groups),
-        "capacity_tokens": tokens,
-        "max_concurrency": concurrency,
-    }
+        made_figures: dict[str, Any] = grouped_figures(config, specs(case, config), case["pool_bytes"])
+    return made_figures
 
 
 if __name__ == "__main__":
-    for one in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        sys.stdout.write(json.dumps(figures(one)) + "\n")
+    print_figures(figures)

@@ -9,10 +9,8 @@ capacity are vLLM's. Only whether a library is installed is taken as given.
 
 from __future__ import annotations
 
-import json
 import sys
 import types
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +20,7 @@ for name in ("vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch"):
 
 import registry_layers  # type: ignore[import-not-found]  # stands in for torchvision, which images alone need
 import torch
-from bare_layers import made, pool_figures, settings  # type: ignore[import-not-found]
+from bare_layers import made, pool_figures, print_figures, settings  # type: ignore[import-not-found]
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import (
     MLAAttention,
@@ -175,5 +173,4 @@ def figures(case: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for one in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        sys.stdout.write(json.dumps(figures(one)) + "\n")
+    print_figures(figures)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.capacity import pool_capacity
-from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.deployment import Deployment
 from tests.integration.vllm.conftest import VllmHome
+from tests.integration.vllm.spec_cases import own_figures
 
 pytestmark = pytest.mark.real_vllm
 
@@ -47,18 +47,8 @@ def modelled(case: dict[str, Any]) -> dict[str, Any]:
         }
     )
     deployment = Deployment(tensor_parallel=case["ranks"], kv_dtype=case["kv_dtype"])
-    capacity = pool_capacity(
-        deployed_layout(architecture, deployment),
-        pool_bytes=case["pool_bytes"],
-        context_tokens=case["context"],
-        terms=deployment.request_terms(architecture),
-    )
     assert architecture == parse_architecture(case["config"])
-    return {
-        "num_blocks": capacity.num_blocks,
-        "capacity_tokens": capacity.capacity_tokens,
-        "max_concurrency": capacity.max_concurrency,
-    }
+    return own_figures(case, architecture, deployment)
 
 
 def test_blocks_and_tokens_are_vllms(vllm: VllmHome, tmp_path: Path) -> None:

@@ -1,20 +1,18 @@
 """Dots3-note's windows of latent rows with sparse attention, against vLLM's own cache layers and grouping."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.capacity import pool_capacity
-from kvdiag.kv.layout.deployment import Deployment, deployed_layout
+from kvdiag.kv.layout.deployment import Deployment
 from tests.integration.vllm.conftest import VllmHome
+from tests.integration.vllm.spec_cases import engine_answers, own_figures
 
 pytestmark = pytest.mark.real_vllm
 
 PROGRAM = Path(__file__).with_name("latent_window_specs.py")
-LIMIT_SECONDS = 300.0
 # Rows of 1,088 and 576 elements, which the kernels are for; vLLM's source has no number of layers.
 CONFIG = {
     "model_type": "dots3_note",
@@ -64,10 +62,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The engine's figures for every case."""
-    given = tmp_path_factory.mktemp("cases") / "cases.json"
-    given.write_text(json.dumps(list(CASES.values())), encoding="utf-8")
-    answers = vllm.answers(PROGRAM, given, limit_seconds=LIMIT_SECONDS)
-    return dict(zip(CASES, answers, strict=True))
+    return engine_answers(vllm, PROGRAM, CASES, tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,16 +77,4 @@ def test_blocks_groups_and_capacity_are_the_engines_own(name: str, engine_figure
         speculative_tokens=given["drafts"],
         draft_layers=architecture.draft_layers[: given["draft_layers"]],
     )
-    layout = deployed_layout(architecture, deployment)
-    capacity = pool_capacity(
-        layout,
-        pool_bytes=given["pool_bytes"],
-        context_tokens=given["context"],
-        terms=deployment.request_terms(architecture),
-    )
-    assert engine_figures[name] == {
-        "num_blocks": capacity.num_blocks,
-        "groups": sorted(len(group.layers) for group in layout.groups),
-        "capacity_tokens": capacity.capacity_tokens,
-        "max_concurrency": capacity.max_concurrency,
-    }
+    assert engine_figures[name] == own_figures(given, architecture, deployment)

@@ -1,21 +1,19 @@
 """Pools of models with sparse attention and recurrent states against vLLM 0.32's own cache layers and grouping."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.capacity import pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.pages import StateCacheMode
 from tests.integration.vllm.conftest import VllmHome
+from tests.integration.vllm.spec_cases import engine_answers, own_figures
 
 pytestmark = pytest.mark.real_vllm
 
 PROGRAM = Path(__file__).with_name("sparse_hybrid_specs.py")
-LIMIT_SECONDS = 300.0
 # transformers Glm5NextTextConfig's defaults, which are GLM-5.3-Flash's.
 GLM = {
     "model_type": "glm5_next_text",
@@ -91,9 +89,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The engine's figures for every case."""
-    given = tmp_path_factory.mktemp("cases") / "cases.json"
-    given.write_text(json.dumps(list(CASES.values())), encoding="utf-8")
-    return dict(zip(CASES, vllm.answers(PROGRAM, given, limit_seconds=LIMIT_SECONDS), strict=True))
+    return engine_answers(vllm, PROGRAM, CASES, tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,17 +107,6 @@ def test_blocks_groups_and_capacity_are_the_engines_own(name: str, engine_figure
         speculative_tokens=given["drafts"],
         draft_layers=architecture.draft_layers[: given["draft_layers"]],
     )
-    layout = deployed_layout(architecture, deployment)
-    capacity = pool_capacity(
-        layout,
-        pool_bytes=given["pool_bytes"],
-        context_tokens=given["context"],
-        terms=deployment.request_terms(architecture),
-    )
-    assert engine_figures[name] == {
-        "block_size": layout.block_size_tokens,
-        "num_blocks": capacity.num_blocks,
-        "groups": sorted(len(group.layers) for group in layout.groups),
-        "capacity_tokens": capacity.capacity_tokens,
-        "max_concurrency": capacity.max_concurrency,
-    }
+    block_tokens = deployed_layout(architecture, deployment).block_size_tokens
+    expected = {"block_size": block_tokens, **own_figures(given, architecture, deployment)}
+    assert engine_figures[name] == expected
