@@ -21,13 +21,14 @@ from kvdiag.engines.vllm import ENGINE
 from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, Requests
 from kvdiag.feeds.active.soak_plan import plan_soak
 from kvdiag.feeds.active.step_runner import ActiveFeed, Progress
-from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
+from kvdiag.feeds.live.sampling import Clock, HostReading, Pace, Sampler, TimelineBuilder
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
 from kvdiag.model import Device, Facts, Memory, Process, Timeline
 from kvdiag.sim.gpu import Gpu
 from kvdiag.sim.http_server import HttpServer
 from kvdiag.sim.scenarios import Scenario
 from kvdiag.sim.vllm_api import VllmApi
+from kvdiag.sources import host
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -42,6 +43,18 @@ class _Host:
     async def ask(self, _: float, **kwargs: Any) -> Facts:
         """As its reader does."""
         return read_facts(**kwargs)
+
+
+@dataclass(slots=True)
+class _Processes:
+    """The server's processes as they were first: this one grows by the samples of the run, which it keeps."""
+
+    reading: HostReading | None = None
+
+    async def ask(self, _: float, **kwargs: Any) -> HostReading:
+        """Their memory."""
+        self.reading = self.reading or host.read(**kwargs)
+        return self.reading
 
 
 @dataclass(slots=True)
@@ -126,6 +139,7 @@ async def _soaked(
                 sampler=Sampler(
                     engine=source,
                     nvml=cast("ThreadedReader[DeviceReading]", _Nvml(api.engine.gpu)),
+                    processes=cast("ThreadedReader[HostReading]", _Processes()),
                     facts=facts,
                     record=recorder.add,
                     pace=pace,
