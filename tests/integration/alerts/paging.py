@@ -31,12 +31,11 @@ PROMETHEUS = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 200ms}}
 rule_files: [{rules}]
 alerting: {{alertmanagers: [{{static_configs: [{{targets: ["{alertmanager}"]}}]}}]}}
-scrape_configs:
-  - job_name: kvdiag
-    static_configs: [{{targets: ["{kvdiag}"], labels: {{namespace: llm, pod: vllm-0}}}}]
-  - job_name: vllm
-    static_configs: [{{targets: ["{vllm}"], labels: {{namespace: llm, pod: vllm-0}}}}]
+scrape_configs: {jobs}
 """
+
+Job = dict[str, Any]
+"""What Prometheus scrapes under one name."""
 
 
 @dataclass(slots=True)
@@ -44,6 +43,10 @@ class Pager:
     """The messages that a webhook received, by path: `page` or `ticket`."""
 
     told: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {"page": [], "ticket": []})
+
+    def messages(self, path: str, status: str = "firing") -> list[list[dict[str, str]]]:
+        """The labels of the alerts of each message there."""
+        return [[alert["labels"] for alert in one["alerts"]] for one in self.told[path] if one["status"] == status]
 
     def alerts(self, path: str, status: str, name: str) -> list[dict[str, Any]]:
         """The alerts of a name in every message there, that were `firing` or `resolved`.
@@ -111,9 +114,19 @@ def shorter_routes(text: str, webhook: str) -> str:
     return yaml.safe_dump(config)
 
 
+def job(name: str, url: str, *, pod: str, **more: object) -> Job:
+    """One target with a pod's labels."""
+    labels = {"namespace": "llm", "pod": pod}
+    return {
+        "job_name": name,
+        "static_configs": [{"targets": [url.removeprefix("http://")], "labels": labels}],
+        **more,
+    }
+
+
 @contextmanager
-def chain(folder: Path, *, kvdiag: str, vllm: str) -> Iterator[Chain]:
-    """Prometheus that scrapes these two, and all behind it."""
+def chain(folder: Path, *jobs: Job) -> Iterator[Chain]:
+    """Prometheus that scrapes these, and all behind it."""
     pager = Pager()
 
     class Hook(BaseHTTPRequestHandler):
@@ -140,8 +153,7 @@ def chain(folder: Path, *, kvdiag: str, vllm: str) -> Iterator[Chain]:
             config = PROMETHEUS.format(
                 rules=", ".join(str(folder / file.name) for file in FILES),
                 alertmanager=alertmanager.removeprefix("http://"),
-                kvdiag=kvdiag.removeprefix("http://"),
-                vllm=vllm.removeprefix("http://"),
+                jobs=json.dumps(jobs),
             )
             with serving(folder / "data", config=config) as prometheus:
                 yield Chain(prometheus=prometheus, alertmanager=alertmanager, pager=pager)

@@ -42,16 +42,17 @@ def test_the_example_inhibits_alerts_that_there_are() -> None:
     assert {"alertname", "instance", "gpu", "engine", "id"} <= set(config["inhibit_rules"][0]["equal"])
 
 
-def test_replicas_of_one_version_are_one_notification() -> None:
-    """Grouped by version and verdict; pods of other alerts by themselves."""
-    config = f"--config.file={FOLDER / 'alertmanager.example.yaml'}"
-    for severity, receiver in (("critical", "pager"), ("warning", "tickets")):
-        route = next(
-            one
-            for one in yaml.safe_load((FOLDER / "alertmanager.example.yaml").read_text())["route"]["routes"]
-            if 'alertname = "KvdiagFleetReplica"' in one["matchers"] and f'severity = "{severity}"' in one["matchers"]
-        )
-        assert ["alertname", "model_name", "version", "id"] == route["group_by"]
-        labels = ["alertname=KvdiagFleetReplica", f"severity={severity}", "pod=vllm-0"]
-        done = amtool("config", "routes", "test", config, f"--verify.receivers={receiver}", *labels)
-        assert 0 == done.returncode, done.stdout + done.stderr
+@pytest.mark.parametrize("alert", ["KvdiagFleetReplica", "KvdiagFleetVersion"])
+@pytest.mark.parametrize(("severity", "receiver"), [("critical", "pager"), ("warning", "tickets")])
+def test_a_version_and_its_replicas_are_a_notification_each(alert: str, severity: str, receiver: str) -> None:
+    """Grouped by version and verdict; other alerts by their pods."""
+    config = FOLDER / "alertmanager.example.yaml"
+    routes = [
+        one
+        for one in yaml.safe_load(config.read_text())["route"]["routes"]
+        if {f'severity = "{severity}"', 'alertname =~ "KvdiagFleet(Replica|Version)"'} == set(one["matchers"])
+    ]
+    assert [["alertname", "model_name", "version", "id"]] == [one["group_by"] for one in routes]
+    labels = [f"alertname={alert}", f"severity={severity}", "pod=vllm-0"]
+    done = amtool("config", "routes", "test", f"--config.file={config}", f"--verify.receivers={receiver}", *labels)
+    assert 0 == done.returncode, done.stdout + done.stderr

@@ -10,26 +10,13 @@ import pytest
 
 from kvdiag.sim import SCENARIOS, Drill
 from tests.fixtures.hostile import eventually, free_port
-from tests.fixtures.require import require
-from tests.integration.alerts.paging import FASTER, Chain, Pager, chain, shorter, shorter_rules
+from tests.integration.alerts.paging import FASTER, chain, job, shorter, shorter_rules
 from tests.integration.alerts.rules import FILES, FOLDER, alerts
-from tests.integration.prometheus.alertmanager import alert_programs, alerting
-from tests.integration.prometheus.conftest import require_prometheus
-from tests.integration.prometheus.server import PrometheusEnvError
+from tests.integration.prometheus.alertmanager import alerting
 from tests.unit.commands.serve.test_serve import daemon
 from tests.unit.sim.client import Client
 
 LEAK = "KvdiagLeakKvBlocks"
-
-
-@pytest.fixture
-def programs_are_here() -> None:
-    """Prometheus and Alertmanager, or the reason why not."""
-    require_prometheus()
-    try:
-        alert_programs()
-    except PrometheusEnvError as error:
-        require(ok=False, what=f"Alertmanager ({error})")
 
 
 @pytest.mark.usefixtures("programs_are_here")
@@ -40,7 +27,8 @@ def test_a_leak_pages_and_a_restart_resolves_it(tmp_path: Path) -> None:
         drill = leaking.enter_context(Drill(SCENARIOS["kv-leak"], port=port))
         watched = stack.enter_context(daemon(drill.url))
         assert eventually(watched.says("ok"))
-        beside = stack.enter_context(chain(tmp_path, kvdiag=f"http://{watched.client.host}", vllm=drill.url))
+        scraped = job("kvdiag", watched.client.host, pod="vllm-0"), job("vllm", drill.url, pod="vllm-0")
+        beside = stack.enter_context(chain(tmp_path, *scraped))
         assert eventually(
             lambda: beside.value("count_over_time(engine:kvdiag_kv_held_at_idle:ratio[1m]) > 2") is not None
         )
@@ -81,14 +69,57 @@ def test_a_server_that_is_down_is_one_page(tmp_path: Path) -> None:
     down = {**labels, "alertname": "KvdiagServerDown", "severity": "critical"}
     source = {**labels, "alertname": "KvdiagSourceDown", "severity": "warning", "source": "nvml"}
     other = {**source, "pod": "vllm-1", "instance": "vllm-1:9743"}
-    with alerting(tmp_path, (FOLDER / "alertmanager.example.yaml").read_text(encoding="utf-8")) as url:
-        body = json.dumps([{"labels": one} for one in (down, source, other)]).encode()
+    assert_inhibited(tmp_path, [source], left=[down, other])
+
+
+@pytest.mark.usefixtures("programs_are_here")
+def test_a_version_and_a_servers_own_page_inhibit_those_of_replicas(tmp_path: Path) -> None:
+    """Those of the same verdict on the same version or pod, and no others."""
+    leak = {"id": "leak.device_torch", "model_name": "llama", "version": "0.12.0", "severity": "critical"}
+    fleet = {**leak, "alertname": "KvdiagFleetVersion", "engine": "vllm", "namespace": "monitoring", "pod": "fleet-0"}
+    replica = {**leak, "alertname": "KvdiagFleetReplica", "namespace": "llm", "pod": "vllm-0"}
+    alone = {**replica, "version": "0.11.0", "pod": "vllm-1"}
+    own = {"alertname": "KvdiagLeakDeviceTorch", "severity": "critical", "namespace": "llm", "id": "leak.device_torch"}
+    inhibited = [
+        {**fleet, "severity": "warning", "status": "suspect"},
+        replica,
+        {**replica, "severity": "warning"},
+        {**alone, "severity": "warning"},
+        {**alone, "pod": "vllm-2"},
+    ]
+    left = [
+        fleet,
+        {**fleet, "severity": "warning", "model_name": "qwen"},
+        alone,
+        {**own, "pod": "vllm-2"},
+        {**alone, "pod": "vllm-2", "id": "leak.host"},
+    ]
+    assert_inhibited(tmp_path, inhibited, left=left)
+
+
+def assert_inhibited(folder: Path, inhibited: list[dict[str, str]], *, left: list[dict[str, str]]) -> None:
+    """The example for Alertmanager inhibits these of all alerts that fire."""
+    with alerting(folder, (FOLDER / "alertmanager.example.yaml").read_text(encoding="utf-8")) as url:
+        body = json.dumps([{"labels": one} for one in (*inhibited, *left)]).encode()
         urlopen(Request(f"{url}/api/v2/alerts", body, {"Content-Type": "application/json"})).close()
-        known = Chain(prometheus="", alertmanager=url, pager=Pager())
-        assert eventually(lambda: known.inhibited("KvdiagSourceDown", "warning"))
-        with urlopen(f"{url}/api/v2/alerts?inhibited=false") as answer:
-            left = {(one["labels"]["alertname"], one["labels"]["pod"]) for one in json.load(answer)}
-    assert {("KvdiagServerDown", "vllm-0"), ("KvdiagSourceDown", "vllm-1")} == left
+
+        def states() -> dict[str, list[dict[str, str]]]:
+            found: dict[str, list[dict[str, str]]] = {"suppressed": [], "active": []}
+            with urlopen(f"{url}/api/v2/alerts") as answer:
+                for one in json.load(answer):
+                    found["suppressed" if one["status"]["inhibitedBy"] else "active"].append(one["labels"])
+            return {state: sorted(alerts, key=str) for state, alerts in found.items()}
+
+        expected = {
+            "suppressed": sorted(map(ordered, inhibited), key=str),
+            "active": sorted(map(ordered, left), key=str),
+        }
+        assert eventually(lambda: states() == expected), states()
+
+
+def ordered(labels: dict[str, str]) -> dict[str, str]:
+    """In the order in which Alertmanager has them."""
+    return dict(sorted(labels.items()))
 
 
 def test_only_durations_are_shorter() -> None:
