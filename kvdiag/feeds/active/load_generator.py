@@ -158,6 +158,11 @@ class Requests:
             outcome, prompt_tokens=outcome.prompt_tokens + refreshes * REFRESH_PROMPT_TOKENS, refreshes=refreshes
         )
 
+    async def refresh(self, requests: int) -> int:
+        """Send so many small requests at once, at whose end the gauges move; their prompt tokens."""
+        await asyncio.gather(*(self._refresh() for _ in range(requests)))
+        return requests * REFRESH_PROMPT_TOKENS
+
     async def _refresh(self) -> None:
         """Send a small request, at whose end the gauges move."""
         request = _Request(prompt_tokens=REFRESH_PROMPT_TOKENS, max_tokens=1)

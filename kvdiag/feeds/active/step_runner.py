@@ -8,27 +8,24 @@ server stops answering, the timeline ends there and the remaining steps are unkn
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
 from kvdiag.diagnosis.growth.soak_memory import SOAK_WARMUP, disturbance
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.diagnosis.steps import ISOLATION, SOAK, Step
-from kvdiag.diagnosis.timeline_queries import published_since, renewed, samples_needed
+from kvdiag.diagnosis.timeline_queries import renewed, samples_needed
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.active.idle_wait import RECENT_SAMPLES, SLOW_SETTLE_SECONDS, IdleWait, ServerLostError
 from kvdiag.feeds.active.load_generator import Speed, within
 from kvdiag.feeds.active.run_timeline import (
-    MarkedRun,
     crowded,
     engine_samples,
-    idle_streak,
-    is_engine_reading,
     unfinished,
 )
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_plan import PlannedStep, fits_together, plan, repeated
-from kvdiag.feeds.live.alternation import SEVERAL_SERVERS
 from kvdiag.formatting import format_duration, plural
 from kvdiag.model import MemoryProfile, Outcome, Sample, Timeline, Workload
 from kvdiag.sources.http import NO_ANSWER
@@ -37,36 +34,13 @@ QUIET_SAMPLES = 15
 """Samples without other traffic before anything is offered: 1.4 seconds, into which two engine steps of the slowest
 server fit. Counted in samples, because a server that answers slowly also runs its requests slowly."""
 
-SETTLED_SAMPLES = 3
-"""Idle samples in a row before and after a load. The diagnosis needs two that agree."""
-
 MAX_OFFERS = 3
 """Times that a load is offered, each time held longer, until it is sampled whole. A server on a busy machine may take
 half a second for its metrics, and its first requests are slow: a load whose length follows from them can fall between
 two scrapes."""
 
-SETTLE_SECONDS = 10.0
-"""Longest wait for the engine to become idle after a load; an abort is processed within a step (measured: 50 ms)."""
-
-SLOW_SETTLE_SECONDS = 60.0
-"""The same for a server that answers too slowly to show by then whether it is idle."""
-
-SETTLE_READINGS = 20
-"""Engine samples after which it counts as busy, not as slow."""
-
-IMPATIENT_SECONDS = 0.5
-
-PUBLICATION_SECONDS = 3.0
-"""An agent publishes once a second and is read once a second: its figures of a moment arrive two seconds later."""
-
-RECENT_SAMPLES = 200
-"""Some fifteen seconds of samples."""
-
 STEP_SECONDS = 120.0
 """Longest that one load may take; then its requests are given up and the step is unknown."""
-
-LOST_SAMPLES = 5
-"""Failed samples in a row after which the server counts as lost and nothing more is offered."""
 
 SPOILT_CYCLES = 3
 """Cycles of a soak in a row with other traffic or failed requests, after which it ends."""
@@ -96,12 +70,8 @@ class Progress:
     detail: str = ""
 
 
-class ServerLostError(Exception):
-    """The server stopped answering while the steps ran."""
-
-
 @dataclass(kw_only=True)
-class ActiveFeed(MarkedRun):
+class ActiveFeed(IdleWait):
     """Runs the steps against one server while a sampler reads it.
 
     `begin` is called when the server is not refused, before anything is offered; `soak` plans what follows the steps,
@@ -115,7 +85,6 @@ class ActiveFeed(MarkedRun):
     soak: Callable[[Speed | None], SoakPlan] | None = None
     profile: Callable[[Timeline], Awaitable[tuple[MemoryProfile, ...]] | None] | None = None
     instead: Callable[[Speed | None, Callable[[str], None]], Awaitable[None]] | None = None
-    _settle_seconds: float = field(default=SETTLE_SECONDS, init=False)
 
     async def run(self) -> Timeline:
         """The timeline of all steps in order, up to the moment at which the server stops answering.
@@ -234,8 +203,8 @@ class ActiveFeed(MarkedRun):
         if not workload.requests:
             self._mark(SOAK.id, cycle, "release", outcome=outcome)
         await self.sampler.read_host()
-        await self._settle(publications=True)
-        self._mark(SOAK.id, cycle, "end")
+        small_tokens = await self._settle(publications=True)
+        self._mark(SOAK.id, cycle, "end", outcome=_with_small_requests(outcome, small_tokens))
 
     async def _wait_for_quiet(self) -> None:
         """Refuse if other clients' requests would be measured as ours."""
@@ -322,15 +291,15 @@ class ActiveFeed(MarkedRun):
         step, first = planned.step.id, self.recorder.count
         self._mark(step, cycle, "begin", workload=planned.workload, notes=planned.notes)
         # Growth over cycles is judged by what there was before the first and after each.
-        await self._settle(publications=planned.cycles > 1 and cycle == 0, current=cycle == 0)
+        small_tokens = await self._settle(publications=planned.cycles > 1 and cycle == 0, current=cycle == 0)
         self._mark(step, cycle, "offer")
         outcome = await self._load(planned.workload)
         facts, sampled = self.sampler.facts, self.recorder.since(first)
         errors = tuple(dict.fromkeys(unfinished(error, sampled, facts) for error in outcome.errors))
         outcome = replace(outcome, errors=errors)
         self._mark(step, cycle, "release", outcome=outcome)
-        await self._settle(publications=planned.cycles > 1)
-        self._mark(step, cycle, "end")
+        small_tokens += await self._settle(publications=planned.cycles > 1)
+        self._mark(step, cycle, "end", outcome=_with_small_requests(outcome, small_tokens))
         samples = self.recorder.since(first)
         whole = [sample for sample in renewed(samples, facts) if sample.sees_whole(planned.workload.requests)]
         enough = len(whole) >= samples_needed(facts, DEFAULT_LIMITS)
@@ -340,57 +309,13 @@ class ActiveFeed(MarkedRun):
     async def _load(self, workload: Workload) -> Outcome:
         return await within(STEP_SECONDS, self.requests.offer(workload), workload.requests)
 
-    async def _settle(self, *, publications: bool = False, current: bool = True) -> None:
-        """Wait until the engine has been idle for some samples, with one sample of the devices among them.
-
-        With `publications`, also until the server's agents, if there are any, have published since then; with
-        `current`, until figures that the engine reports late are of this idle interval.
-        """
-        first = self.recorder.count
-        late_seconds = self.sampler.facts.capabilities.late_seconds if current else 0.0
-        current_seconds = self.sampler.clock.now_seconds() + late_seconds
-
-        def settled(_: list[Sample]) -> bool:
-            is_current = not late_seconds or self.sampler.clock.now_seconds() >= current_seconds
-            return is_current and idle_streak(self.recorder.since(first)) >= SETTLED_SAMPLES
-
-        def reported(_: list[Sample]) -> bool:
-            return settled([]) or len(engine_samples(self.recorder.since(first))) >= SETTLE_READINGS
-
-        is_patient = self._settle_seconds == SETTLE_SECONDS
-        if not await self._checked_wait(settled, self._settle_seconds + late_seconds) and is_patient:
-            await self._checked_wait(reported, SLOW_SETTLE_SECONDS - SETTLE_SECONDS)
-            if not settled([]):
-                # There is other traffic: every further wait would take as long without success.
-                self._settle_seconds = IMPATIENT_SECONDS
-        if not any(sample.devices for sample in self.recorder.since(first) if sample.engines_idle):
-            await self.sampler.read_devices(processes=True)
-        if publications and any(sample.allocators for sample in self.recorder.since(-RECENT_SAMPLES)):
-            quiet_seconds = self.sampler.clock.now_seconds()
-            await self._checked_wait(
-                lambda samples: any(one.allocators and published_since(one, quiet_seconds) for one in samples),
-                PUBLICATION_SECONDS,
-            )
-        # One more engine sample, so that these samples lie inside the idle interval.
-        await self._checked_wait(lambda samples: idle_streak(samples) >= 1, self._settle_seconds)
-
-    async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
-        found = await self.recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)
-        if self._lost():
-            raise ServerLostError
-        return found
-
-    def _lost(self) -> bool:
-        newest = self.recorder.since(-1)
-        if several := next((gap.reason for one in newest for gap in one.gaps if gap.reason in SEVERAL_SERVERS), None):
-            # What was sampled so far is of any of them.
-            raise KvdiagError(several)
-        readings = [sample for sample in self.recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
-        last = readings[-LOST_SAMPLES:]
-        return len(last) == LOST_SAMPLES and all(sample.engines is None for sample in last)
-
     def _tell(self, number: int, total: int, title: str, detail: str = "") -> None:
         self.progress(Progress(number=number, steps=total, title=title, detail=detail))
+
+
+def _with_small_requests(outcome: Outcome, small_tokens: int) -> Outcome | None:
+    """A span's outcome with the prompt tokens of the small requests that its waits took; `None` without any."""
+    return replace(outcome, prompt_tokens=outcome.prompt_tokens + small_tokens) if small_tokens else None
 
 
 def _alone(error: BaseException) -> BaseException:

@@ -17,7 +17,7 @@ from kvdiag.diagnosis.timeline_queries import whole_load
 from kvdiag.engines.vllm import ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.active.isolation_probe import IsolationFeed
-from kvdiag.feeds.active.load_generator import Requests, Speed
+from kvdiag.feeds.active.load_generator import REFRESH_PROMPT_TOKENS, Requests, Speed
 from kvdiag.feeds.active.run_timeline import unfinished
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_runner import ActiveFeed
@@ -34,6 +34,8 @@ LONG_SECONDS = 120.0
 PAGE = (Path(__file__).parents[3] / "fixtures" / "scrapes" / "vllm-0.32.0-cpu-tp2-idle.prom").read_text()
 BASELINE = replace(STEPS[0], workload=replace(STEPS[0].workload, hold_seconds=0.0))
 SINGLE = replace(STEPS[1], cycles=3)
+WARMUPS = 2
+"""Requests to a server of one engine before the first step."""
 
 
 def no_devices(**_: object) -> DeviceReading:
@@ -92,9 +94,9 @@ def run(
         return asyncio.run(work(server.url))
 
 
-def page_with(name: str, value: str) -> str:
-    """The idle page with one gauge's lines replaced."""
-    lines = [line for line in PAGE.splitlines() if not line.startswith(f"{name}{{")]
+def page_with(name: str, value: str, page: str = PAGE) -> str:
+    """The idle page, or another, with one figure's lines replaced."""
+    lines = [line for line in page.splitlines() if not line.startswith(f"{name}{{")]
     return "\n".join([*lines, f'{name}{{engine="0"}} {value}', ""])
 
 
@@ -263,3 +265,36 @@ def test_load_that_was_over_between_two_pages_is_held_longer() -> None:
     assert [False, *[True] * (SINGLE.cycles - 1)] == seen
     assert [3 * tokens[0]] * (SINGLE.cycles - 1) == tokens[1:]
     assert "repeated with" in spans[-1].notes[-1]
+
+
+def server_with_stale_gauges() -> Mapping[str, Answer]:
+    """A server that shows three running requests from the end of the first request of a step to the next request."""
+    stale = threading.Event()
+    prompts: list[int] = []
+
+    def completions(peer: Peer) -> None:
+        body = json.loads(peer.request_body)
+        prompts.append(len(body["prompt"]))
+        for sent in range(1, int(body["max_tokens"]) + 1):
+            event = {"choices": [{"text": "a"}], "usage": {"completion_tokens": sent}}
+            peer.send((STREAM if sent == 1 else b"") + f"data: {json.dumps(event)}\n\n".encode())
+        (stale.set if len(prompts) == WARMUPS + 1 else stale.clear)()
+
+    def page(peer: Peer) -> None:
+        running = page_with("vllm:num_requests_running", f"{3.0 * stale.is_set()}")
+        reply(page_with("vllm:prompt_tokens_total", f"{float(sum(prompts))}", page=running))(peer)
+
+    return {"/metrics/": page, "/v1/completions": completions}
+
+
+def test_gauges_that_the_last_step_left_behind_are_renewed() -> None:
+    """Where gauges show requests that no step works on, a small request renews them, and counts as kvdiag's own."""
+    actual = run(server_with_stale_gauges())
+    spans = actual.spans("single_request")
+    small = [
+        span.outcome.prompt_tokens - span.workload.prompt_tokens for span in spans if span.outcome and span.workload
+    ]
+    assert small == [REFRESH_PROMPT_TOKENS, 0, 0]
+    for span in spans:
+        assert span.end_seconds is not None
+        assert actual.between(span.begin_seconds, span.end_seconds)[-1].engines_idle is not False
