@@ -2,12 +2,13 @@
 
 They stand together so that two rules cannot use two figures for one thing, and are passed to every rule, so that tests
 and benchmarks can vary them; users set only the few of `commands/options/thresholds`. A docstring says what a value
-separates and where it comes from: the engine's source, a measurement, or reports. Those of growth, of a fleet and of a
-server's lives are nested (*_limits.py); kvdiag/admission.py has its own.
+separates and where it comes from: the engine's source, a measurement, or reports. Those of growth, of a busy
+pool, of a fleet and of a server's lives are nested (*_limits.py); kvdiag/admission.py has its own.
 """
 
 from dataclasses import dataclass
 
+from kvdiag.diagnosis.blocks.busy_limits import BUSY_LIMITS, BusyLimits
 from kvdiag.diagnosis.fleet_limits import FLEET_LIMITS, FleetLimits
 from kvdiag.diagnosis.growth import growth_limits
 from kvdiag.diagnosis.growth.growth_limits import GIB, KIB, MIB
@@ -67,47 +68,8 @@ class Limits:
     """Time without a token or a change of usage after which open requests count as stalled: engines end a step that
     hangs by then (--watchdog-timeout, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), and a pause for new weights is shorter."""
 
-    busy_floor_seconds: float = 6.0 * 3600.0
-    """Least time over which a server that is never idle is judged under load: a few hours may have one load only."""
-
-    since_idle_seconds: float = 3600.0
-    """The same since the last idle interval, to doubt what that showed."""
-
-    busy_floor_p: float = 0.01
-    """p-value of the slope of its lowest samples, corrected for autocorrelation."""
-
-    busy_floor_ratio: float = 0.05
-    """Detection limit, as a share of the pool, up to which a busy server is called flat."""
-
-    busy_floor_bins: int = 60
-    """Bins of that time, each with its lowest sample: enough to test a slope, wide enough to hold a low one."""
-
-    busy_floor_last_ratio: float = 1.0 / 3.0
-    """Share of them, the newest, of which the lowest bounds a leak: a leak of earlier would still be in it."""
-
-    busy_floor_errors: float = 2.0
-    """Standard errors of a slope, within which it lies with 95 %."""
-
-    hit_pieces: int = 8
-    """Pieces of equal traffic over which the share of prefix hits has to fall, one after the other."""
-
-    hit_tokens: int = 100_000
-    """Prompt tokens looked up in each of them: fewer are a handful of prompts, which differ."""
-
-    hit_seconds: float = 7200.0
-    """Least time over which this is judged: a batch of other prompts ends within an hour or two."""
-
-    hit_noise_ratio: float = 0.03
-    """By how much a piece's hit rate may be above the one before."""
-
-    hit_first_ratio: float = 0.2
-    """First hit rate below which prompts share too little for a fall to be significant."""
-
-    hit_left_ratio: float = 0.1
-    """Last hit rate over the first: changing traffic rarely lowers it to a tenth, step by step."""
-
-    hit_full_ratio: float = 0.9
-    """Usage of the pool from which kept prefixes make room for requests."""
+    busy: BusyLimits = BUSY_LIMITS
+    """When a pool loses blocks by what a server that is never idle shows."""
 
     # leak.device_*, leak.host, benign.warmup
     device_quantum_bytes: int = 2 * MIB
@@ -305,7 +267,7 @@ class Limits:
 
     burst_ratio: float = 0.02
     """Of the time in which requests lack room, and preemptions of the finished requests, in a history of
-    `busy_floor_seconds` and in its last ones: below both, half an hour of a day, bursts cost next to nothing."""
+    `busy.floor_seconds` and in its last ones: below both, half an hour of a day, bursts cost next to nothing."""
 
     rare_ratio: float = 0.03
     """Of the time in which requests lack room, up to which so few preemptions are a suspect: 43 minutes of a day."""

@@ -89,9 +89,9 @@ def busy_floor(timeline: Timeline, facts: Facts, limits: Limits) -> BusyFloor | 
         return None
     first, last = readings[0].at_seconds, readings[-1].at_seconds
     hours = (last - first) / HOUR_SECONDS
-    if last - first < limits.busy_floor_seconds:
+    if last - first < limits.busy.floor_seconds:
         return None
-    count = limits.busy_floor_bins
+    count = limits.busy.floor_bins
     cells: list[_Reading | None] = [None] * count
     newest: list[_Reading | None] = [None] * count
     for reading in readings:
@@ -110,24 +110,24 @@ def busy_floor(timeline: Timeline, facts: Facts, limits: Limits) -> BusyFloor | 
     if slope is None:
         return None
     lowest = min(
-        (cell for cell in cells[-round(limits.busy_floor_last_ratio * count) :] if cell is not None), key=_by_blocks
+        (cell for cell in cells[-round(limits.busy.floor_last_ratio * count) :] if cell is not None), key=_by_blocks
     )
     # Less than a block in all cannot show.
-    visible = max(slope.per_step, 0.0) + max(limits.busy_floor_errors * slope.error_per_step, 1.0 / count)
+    visible = max(slope.per_step, 0.0) + max(limits.busy.floor_errors * slope.error_per_step, 1.0 / count)
     total = sum(pool.usable_blocks for pool in facts.pools)
     least, explained = 1.0, 0.0
     if lengths is not None:
         # A suspect needs a rise, and blocks in use that the requests of the lowest sample do not explain.
         least = limits.late_blocks_ratio * total
-        recent = max(lengths[-round(limits.busy_floor_last_ratio * count) :])
+        recent = max(lengths[-round(limits.busy.floor_last_ratio * count) :])
         explained = lowest.running * recent / min(pool.block_tokens for pool in facts.pools)
     grown = slope.per_step * count
     says: Says = "open"
     if lowest.blocks <= limits.late_blocks_ratio * total:
         says = "bounded"
-    elif slope.p_rising < limits.busy_floor_p and grown >= 1.0:
+    elif slope.p_rising < limits.busy.floor_p and grown >= 1.0:
         says = "rising" if grown >= least and lowest.blocks - explained >= least else "open"
-    elif visible * count <= limits.busy_floor_ratio * total:
+    elif visible * count <= limits.busy.floor_ratio * total:
         says = "flat"
     per_hour = count / hours
     return BusyFloor(

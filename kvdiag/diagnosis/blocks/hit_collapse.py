@@ -43,21 +43,21 @@ def _hit_collapse(timeline: Timeline, limits: Limits) -> Collapse | None:
         return None
     times, queries, hits = zip(*counted, strict=True)
     asked = queries[-1] - queries[0]
-    if asked < limits.hit_pieces * limits.hit_tokens:
+    if asked < limits.busy.hit_pieces * limits.busy.hit_tokens:
         return None
-    pieces = (queries[0] + asked * piece / limits.hit_pieces for piece in range(limits.hit_pieces + 1))
+    pieces = (queries[0] + asked * piece / limits.busy.hit_pieces for piece in range(limits.busy.hit_pieces + 1))
     marks = [bisect_left(queries, piece) for piece in pieces]
     shares = [
         (hits[end] - hits[begin]) / (queries[end] - queries[begin])
         for begin, end in pairwise(marks)
         if queries[end] > queries[begin]
     ]
-    if len(shares) < limits.hit_pieces or times[-1] - times[0] < limits.hit_seconds:
+    if len(shares) < limits.busy.hit_pieces or times[-1] - times[0] < limits.busy.hit_seconds:
         return None
-    falls = all(later <= earlier + limits.hit_noise_ratio for earlier, later in pairwise(shares))
-    if shares[0] < limits.hit_first_ratio or not falls or shares[-1] > limits.hit_left_ratio * shares[0]:
+    falls = all(later <= earlier + limits.busy.hit_noise_ratio for earlier, later in pairwise(shares))
+    if shares[0] < limits.busy.hit_first_ratio or not falls or shares[-1] > limits.busy.hit_left_ratio * shares[0]:
         return None
-    if max((usage or 0.0 for usage in columns.usages), default=0.0) >= limits.hit_full_ratio:
+    if max((usage or 0.0 for usage in columns.usages), default=0.0) >= limits.busy.hit_full_ratio:
         return None  # a full pool evicts what it keeps: it is too small
     return Collapse(
         first_ratio=shares[0],

@@ -119,9 +119,9 @@ def _burst_share(timeline: Timeline, facts: Facts, preempted: int, limits: Limit
         return None
     finished, observed, lacking = _lack(timeline, facts, limits)
     end = observed[-1][0] if observed else 0.0
-    if preempted > limits.burst_ratio * finished or _seconds_after(0.0, observed) < limits.busy_floor_seconds:
+    if preempted > limits.burst_ratio * finished or _seconds_after(0.0, observed) < limits.busy.floor_seconds:
         return None
-    begins = (0.0, end - limits.busy_floor_seconds)
+    begins = (0.0, end - limits.busy.floor_seconds)
     shares = [_seconds_after(begin, lacking) / _seconds_after(begin, observed) for begin in begins]
     is_over = not lacking or lacking[-1][0] < end - limits.burst_over_seconds
     return shares[0] if is_over and max(shares) <= limits.burst_ratio else None

@@ -338,7 +338,9 @@ def _rising_since(floor: IdleFloor, timeline: Timeline, facts: Facts, limits: Li
     last_seconds = timeline.samples[-1].at_seconds
     later = timeline.between(floor.at_seconds, last_seconds)
     since = Timeline(samples=tuple(one for one in later if one.at_seconds > floor.at_seconds))
-    lowest = busy_floor(since, facts, replace(limits, busy_floor_seconds=limits.since_idle_seconds))
+    lowest = busy_floor(
+        since, facts, replace(limits, busy=replace(limits.busy, floor_seconds=limits.busy.since_idle_seconds))
+    )
     if lowest is None or lowest.says != "rising":
         return None
     unit, ago = facts.capabilities.unit, format_duration(last_seconds - floor.at_seconds)

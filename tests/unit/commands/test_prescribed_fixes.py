@@ -33,15 +33,16 @@ QUICK_SECONDS = 10.0
 def test_a_server_started_with_the_first_fix_has_no_fault(story: str, run: Run) -> None:
     """The flags as they were prescribed, nothing else changed: the verdict has ended, and there is no other.
 
-    Memory that a long request took and nothing released stays unexplained without the agent, and so the whole unknown.
+    Memory that a long request took may stay unexplained without the agent, by when it was sampled: the whole is then
+    unknown.
     """
     verdict = MENDED[story]
     first, *_ = run.result.finding(verdict)["prescription"]["changes"]
     assert first["mends"]
     with simulated(story, shlex.split(first["change"])) as url:
         again = kvdiag("run", "--url", url, "--output", "json")
-    worst = (3, "unknown") if verdict == "capacity.long_context" else (0, "ok")
-    assert worst == (again.code, again.document["worst"]), again.not_ok
+    accepted = [(0, "ok"), (3, "unknown")] if verdict == "capacity.long_context" else [(0, "ok")]
+    assert (again.code, again.document["worst"]) in accepted, again.not_ok
     assert again.finding(verdict)["status"] in ("ok", "unknown")
 
 

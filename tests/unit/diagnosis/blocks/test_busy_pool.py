@@ -68,7 +68,9 @@ def test_lowest_readings_tell_what_can_have_stayed(blocks: Callable[[float], flo
 
 def test_rate_of_the_lowest_readings_is_in_blocks_an_hour() -> None:
     """1,500 blocks in six hours are 250 an hour; the detection limit of a flat pool is a block in all."""
-    flat = floor(busy(lambda share: 2000.0), replace(DEFAULT_LIMITS, busy_floor_ratio=1 / 10_000))
+    flat = floor(
+        busy(lambda share: 2000.0), replace(DEFAULT_LIMITS, busy=replace(DEFAULT_LIMITS.busy, floor_ratio=1 / 10_000))
+    )
     rising = floor(busy(lambda share: 2000.0 + 1500.0 * share))
 
     assert rising is not None
