@@ -224,6 +224,8 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
     )
     plan = scenario_plan(scenario)
     refused = refused_length(files, architecture, scenario.demand.context_tokens, options.engine)
+    generic = options.engine == GENERIC_ENGINE
+    waiting = "" if generic else vllm_settings.waiting_note(architecture, options, scenario.demand.requests)
     estimated = scenario.overheads.source == ESTIMATE
     fits = plan.outcome is Outcome.FITS
     levers = () if fits else find_levers(scenario, plan)
@@ -232,7 +234,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         levers = tuple(one for one in levers if one.name not in DEMAND_LEVERS)
     combinations = () if fits else find_combinations(scenario, plan)
     notes = [
-        *filter(None, [refused, _override_note(plan, options), files.note]),
+        *filter(None, [refused, waiting, _override_note(plan, options), files.note]),
         f"CUDA context, activation and graphs: {scenario.overheads.source}{MEASURE if estimated else ''}",
         *_band_notes(plan),
         *([] if options.request_rate is None else [TRAFFIC.format(plural(scenario.demand.requests, "request"))]),
@@ -241,7 +243,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
             None,
             [
                 architecture_note(architecture) if profile is None else "",
-                "" if options.engine == GENERIC_ENGINE else dropped_note(architecture.model_type),
+                "" if generic else dropped_note(architecture.model_type),
                 vllm_settings.drafter_note(options),
                 estimated_note(),
                 formats_note(architecture, deployment),

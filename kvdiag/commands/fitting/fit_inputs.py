@@ -27,7 +27,7 @@ from kvdiag.kv.fit.gpu_catalogue import MIB, compute_capability, gpu_bytes, gpu_
 from kvdiag.kv.fit.overheads import GENERIC_ENGINE, Overheads, generic_overheads, vllm_overheads
 from kvdiag.kv.fit.plan import Demand, Traffic, traffic_from_histogram
 from kvdiag.kv.fit.scenario import CheckpointWeights, CountedWeights, GivenWeights, WeightsSource
-from kvdiag.kv.layout.deployment import Deployment, check_block_size
+from kvdiag.kv.layout.deployment import Deployment, check_kernels
 from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer
 from kvdiag.kv.layout.pages import StateCacheMode
@@ -112,10 +112,11 @@ def check_settings(
 
     Raises:
         click.UsageError: an option is about layers that the model does not have.
-        KvModelError: no kernel takes that block size.
+        KvModelError: no kernel takes the cache's format or block size.
     """
     if options.kv_bytes_per_token is None:
-        check_block_size(architecture, deployment)
+        if options.engine != GENERIC_ENGINE:
+            check_kernels(architecture, deployment)
         vllm_settings.check_flags(architecture, config, options)
     if options.mamba_ssm_cache_dtype not in (None, "auto") and not architecture.is_hybrid:
         raise click.UsageError("--mamba-ssm-cache-dtype does not apply: this model has no recurrent states")

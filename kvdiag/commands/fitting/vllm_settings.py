@@ -46,6 +46,10 @@ _HYBRID_CONNECTORS = frozenset(
 """KV connectors that work with the hybrid cache manager (SupportsHMA)."""
 
 _UNMODELLED_CONNECTORS = frozenset({"HiSparseConnector"})
+# Requests of a step without --max-num-seqs, on GPUs with small and with large steps.
+_REQUESTS, _MANY_REQUESTS = 256, 1_024
+# Of a model that denoises, vLLM takes so many as none given, and how many it runs then.
+_DENOISED_FROM, _DENOISED_REQUESTS = 128, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +172,23 @@ def batched_tokens(options: FitOptions, context_tokens: int) -> int:
     if options.no_enable_chunked_prefill:
         tokens = max(tokens, context_tokens)
     return tokens if options.max_num_seqs is None else min(tokens, options.max_num_seqs * context_tokens)
+
+
+def waiting_note(architecture: Architecture, options: FitOptions, requests: int) -> str:
+    """That vLLM runs fewer requests at once than are planned; empty where it runs them all
+    (EngineArgs.get_batch_defaults, models/config.py::DiffusionGemmaModelForBlockDiffusionConfig).
+    """
+    most = options.max_num_seqs
+    if most is None:
+        gpu = options.gpu or ""
+        large = bool(gpu) and default_batched_tokens(gpu_bytes(gpu), gpu) > DEFAULT_BATCHED_TOKENS
+        most = (_MANY_REQUESTS if large else _REQUESTS) * (2 if options.performance_mode == "throughput" else 1)
+    if architecture.denoises and most >= _DENOISED_FROM:
+        most = _DENOISED_REQUESTS
+    if requests <= most:
+        return ""
+    needed = min(requests, _DENOISED_FROM - 1) if architecture.denoises else requests
+    return f"vLLM runs at most {most} requests at once, and others wait: pass --max-num-seqs {needed}"
 
 
 def hybrid_manager(architecture: Architecture | None, options: FitOptions) -> bool | None:

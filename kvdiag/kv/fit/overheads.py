@@ -108,4 +108,6 @@ def vllm_overheads(
 
 def architecture_note(architecture: Architecture) -> str:
     """A caution for models whose activation is not that of a text model."""
+    if architecture.denoises:
+        return "sampling whole blocks of tokens takes memory that vLLM's profile run and this estimate leave out"
     return "recurrent states are in fp32: activation can be twice the estimate" if architecture.is_hybrid else ""

@@ -20,6 +20,7 @@ from kvdiag.kv.layout.kernel_blocks import (
     INDEXED_BLOCK_TOKENS,
     SELECTED_BLOCK_TOKENS,
     Platform,
+    check_kv_dtype,
     chosen_kv_dtype,
     default_block_tokens,
     is_indexed,
@@ -217,11 +218,14 @@ def _check_context_parallel(architecture: Architecture, deployment: Deployment) 
         )
 
 
-def check_block_size(architecture: Architecture, deployment: Deployment) -> None:
-    """Whether an attention kernel supports the requested block size (get_supported_kernel_block_sizes of
-    v1/attention/backends/; on a CPU 16 is the least that cpu_attn.py::_get_attn_isa has a form for, and an indexer
+def check_kernels(architecture: Architecture, deployment: Deployment) -> None:
+    """Whether an attention kernel supports the requested cache format and block size (get_supported_kernel_block_sizes
+    of v1/attention/backends/; on a CPU 16 is the least that cpu_attn.py::_get_attn_isa has a form for, and an indexer
     reads pages of 64, mla/indexer.py). Raises KvModelError where none does.
     """
+    kv_dtype, capability = deployment.resolved_kv_dtype(architecture), deployment.compute_capability
+    if deployment.platform is Platform.CUDA and not (architecture.is_compressed or architecture.has_latent_windows):
+        check_kv_dtype(deployment.kv_dtype, architecture, kv_dtype, capability)
     block = deployment.block_size_tokens
     if block is None or not any(isinstance(layer, AttentionLayer | LatentLayer) for layer in architecture.layers):
         return

@@ -12,7 +12,7 @@ from enum import StrEnum
 from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.compressed_pages import BLOCK_TOKENS as COMPRESSED_BLOCK_TOKENS
 from kvdiag.kv.layout.dtypes import KvDtype, KvPacking, resolve_kv_dtype
-from kvdiag.kv.layout.layers import Architecture, LayerKind
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
 from kvdiag.kv.layout.pooled_pages import pool_block_tokens
 
 # config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
@@ -26,10 +26,21 @@ SELECTED_BLOCK_TOKENS = 128
 
 _FLASH_MLA_BLOCK_TOKENS = 64
 _FLASHINFER_MLA_BLOCK_TOKENS = 32
-_HOPPER, _BLACKWELL, _DESKTOP_BLACKWELL = 9, 10, 12
+_AMPERE, _HOPPER, _BLACKWELL, _DESKTOP_BLACKWELL = 8, 9, 10, 12
 _FP8 = frozenset({"fp8", "fp8_e4m3"})
 _PACKED_FP8 = "fp8_ds_mla"
 _EIGHT_BITS = 8
+# supported_kv_cache_dtypes of v1/attention/backends/mla/, as the backends of each generation store them.
+_LATENT_FORMATS = frozenset({"float16", "bfloat16", *_FP8})
+_INDEXED_FORMATS = {
+    _HOPPER: frozenset({"float16", "bfloat16", _PACKED_FP8}),
+    _BLACKWELL: frozenset({"float16", "bfloat16", *_FP8, _PACKED_FP8, "nvfp4_ds_mla"}),
+    _DESKTOP_BLACKWELL: frozenset({_PACKED_FP8}),
+}
+# Formats of other accelerators and engines.
+_FOREIGN_FORMATS = frozenset({"fp8_inc", "int8"})
+# flashinfer.py::get_supported_head_sizes, which alone reads NVFP4.
+_NVFP4_HEADS = frozenset({64, 128, 256, 512})
 
 
 class Platform(StrEnum):
@@ -56,8 +67,10 @@ def chosen_kv_dtype(
     if architecture.has_latent_windows:
         return _latent_window_format(asked, architecture, platform, compute_capability)
     if platform is Platform.CPU:
-        if architecture.index_pool_tokens > 1:
-            raise KvModelError(f"vLLM 0.32 serves {architecture.model_type} on GPUs alone: pass a GPU", "platform")
+        if architecture.runs_on_gpus_alone:
+            raise KvModelError(
+                f"vLLM 0.32 serves {architecture.model_type} on GPUs alone: leave out --platform cpu", "platform"
+            )
         plain = resolve_kv_dtype(name, model_dtype=architecture.dtype, declared=architecture.declared_kv_dtype)
         if plain.packing in (KvPacking.PER_TOKEN_HEAD, KvPacking.NVFP4):
             # cpu_attn.py has no customize_spec: one byte an element, scales apart.
@@ -74,7 +87,7 @@ def _latent_window_format(
     """The kernels are Hopper's and take 16 bits alone (models/dots3_note/nvidia/attention.py)."""
     if platform is Platform.CPU or major_of(compute_capability) != _HOPPER:
         raise KvModelError(
-            "vLLM has kernels for windows of latent rows on Hopper alone: plan one", "compute_capability"
+            "vLLM has kernels for windows of latent rows on Hopper alone: plan a Hopper GPU", "compute_capability"
         )
     kv_dtype = resolve_kv_dtype(asked, model_dtype=architecture.dtype)
     if kv_dtype.element_bits != 2 * _EIGHT_BITS:
@@ -105,6 +118,43 @@ def _indexed_format(asked: str, architecture: Architecture, major: int) -> str:
     if asked in _FP8 or (asked == "auto" and major == _DESKTOP_BLACKWELL):
         return _PACKED_FP8
     return asked
+
+
+def check_kv_dtype(name: str, architecture: Architecture, kv_dtype: KvDtype, compute_capability: int | None) -> None:
+    """Refuse a cache format that no kernel of such a GPU takes (AttentionBackend.validate_configuration).
+
+    Raises:
+        KvModelError: no kernel takes it.
+    """
+    if _has_kernel(architecture, kv_dtype.name, compute_capability):
+        return
+    on = "" if compute_capability is None else f" on compute capability {compute_capability / 10:.1f}"
+    instead = "--dtype bfloat16" if kv_dtype.name == "float32" else "--kv-dtype fp8, or leave it out"
+    raise KvModelError(f"vLLM 0.32 has no kernel for kv_dtype {name} with this model{on}: pass {instead}", "kv_dtype")
+
+
+def _has_kernel(architecture: Architecture, stored: str, compute_capability: int | None) -> bool:
+    major = major_of(compute_capability)
+    if is_indexed(architecture):
+        # flashinfer_mla_sparse_sm90.py reads plain 8-bit rows.
+        plain = architecture.index_pool_tokens > 1 and major == _HOPPER and stored in _FP8
+        return plain or stored in _INDEXED_FORMATS.get(major, ())
+    if architecture.uses_mla:
+        # AMD's kernels take one format more, and AMD GPUs have no compute capability.
+        return stored in _LATENT_FORMATS or (stored == "fp8_e5m2" and compute_capability is None)
+    return stored not in _FOREIGN_FORMATS and (
+        not stored.startswith("nvfp4") or _reads_nvfp4(architecture, stored, major)
+    )
+
+
+def _reads_nvfp4(architecture: Architecture, stored: str, major: int) -> bool:
+    """Whether FlashInfer reads NVFP4 with heads of these sizes (flashinfer.py: supports_kv_cache_dtype,
+    supports_combination), which cannot denoise (models/config.py::DiffusionGemmaModelForBlockDiffusionConfig).
+    """
+    sizes = {layer.head_size for layer in architecture.layers if isinstance(layer, AttentionLayer)}
+    taken = _NVFP4_HEADS if major == _BLACKWELL else _NVFP4_HEADS - {64}
+    known = stored == "nvfp4" or major == _BLACKWELL
+    return sizes <= taken and known and major >= _AMPERE and not architecture.denoises
 
 
 def default_block_tokens(

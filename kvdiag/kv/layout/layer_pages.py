@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 # MLA and states: manager blocks are whole kernel blocks of 128 (platforms/interface.py::_align_hybrid_block_size).
 _LATENT_STATE_ALIGNMENT_TOKENS = 128
+_HOPPER, _SIXTEEN_BITS = 9, 16
 # The smallest block an attention kernel takes: v1/attention/backends/flash_attn.py, cpu_attn.py::
 # get_supported_kernel_block_sizes.
-_HOPPER, _SIXTEEN_BITS = 9, 16
 _KERNEL_BLOCK_TOKENS = {Platform.CUDA: 16, Platform.CPU: 32}
 
 
@@ -205,13 +205,12 @@ def _check_sinks(layer: AttentionLayer, context: RankContext) -> None:
             "does not copy for this model",
             "tensor_parallel",
         )
-    deployment, kv_dtype = context.deployment, context.dtype_of(layer)
-    hopper = deployment.compute_capability is None or deployment.compute_capability // 10 == _HOPPER
-    taken = kv_dtype.element_bits == _SIXTEEN_BITS or (hopper and kv_dtype.name in ("fp8", "fp8_e4m3"))
-    if deployment.platform is Platform.CPU or not taken:
+    kv_dtype = context.dtype_of(layer)
+    if kv_dtype.element_bits != _SIXTEEN_BITS and not (
+        context.major == _HOPPER and kv_dtype.name in ("fp8", "fp8_e4m3")
+    ):
         raise KvModelError(
-            "vLLM runs this model with FlashAttention on GPUs, which takes 16 bits, and on Hopper fp8: pass --kv-dtype "
-            "bfloat16",
+            "vLLM runs this model with FlashAttention, for 16 bits and on Hopper fp8: pass --kv-dtype bfloat16",
             "kv_dtype",
         )
     if layer.sink_tokens % context.block_tokens:

@@ -264,9 +264,22 @@ class Architecture:
     @property
     def is_vllms_alone(self) -> bool:
         """Whether the pools are modelled as vLLM lays them out, and for no other engine."""
-        sinks = any(isinstance(layer, AttentionLayer) and layer.sink_tokens for layer in self.layers)
-        denoises = self.model_type == "diffusion_gemma_text"
-        return self.is_compressed or self.selects_blocks or self.has_latent_windows or sinks or denoises
+        return self.is_packed or self.selects_blocks or self.runs_on_gpus_alone
+
+    @property
+    def runs_on_gpus_alone(self) -> bool:
+        """Whether vLLM has no CPU kernels for the model."""
+        return self.has_sinks or self.denoises or self.index_pool_tokens > 1
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether fixed tokens stand before those of every request."""
+        return any(isinstance(layer, AttentionLayer) and layer.sink_tokens for layer in self.layers)
+
+    @property
+    def denoises(self) -> bool:
+        """Whether the model denoises blocks of tokens instead of generating one after the other."""
+        return self.model_type == "diffusion_gemma_text"
 
     @property
     def uses_mla(self) -> bool:

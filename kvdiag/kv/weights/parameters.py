@@ -27,8 +27,7 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
     """The parameters of a model from its config. Raises KvModelError where the config leaves out a size it needs."""
     top = Fields(config)
     text = text_fields(config)
-    denoises = architecture.model_type == "diffusion_gemma_text"
-    if architecture.is_compressed or architecture.has_latent_windows or denoises:
+    if architecture.is_compressed or architecture.has_latent_windows or architecture.denoises:
         raise KvModelError(
             f"the weights of {architecture.model_type} are not modelled: pass --weights BYTES", "weights"
         )

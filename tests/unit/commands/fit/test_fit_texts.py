@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvdiag.commands import main
+from kvdiag.kv.layout.layers import LayerKind
+from kvdiag.outputs.terminal.cells import MEMORY
 from tests.unit.commands.fit.fitting import GIB
 
 LOGS = Path(__file__).parents[3] / "fixtures" / "logs"
@@ -53,3 +55,8 @@ def test_what_is_printed(
     assert (code, "") == (actual, printed.err)
     assert not [line for line in printed.out.splitlines() if len(line) > 80]
     golden(f"fit/{kind}.txt", printed.out)
+
+
+def test_kinds_of_layer_are_words() -> None:
+    """No identifier is printed for one."""
+    assert [] == [kind for kind in LayerKind if "_" in MEMORY["layers"].get(kind, kind)]

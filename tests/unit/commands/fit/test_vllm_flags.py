@@ -1,5 +1,7 @@
 """Flags of `vllm serve` and its environment on the command line of `kvdiag fit`."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +183,38 @@ def test_sequences_are_the_demand_without_another(capsys: pytest.CaptureFixture[
     both = answer(capsys, *MODEL, "--max-num-seqs", "7", "--concurrency", "3")[1]
 
     assert (7, 3) == (alone["requests"], both["requests"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        ("--concurrency 32", None),
+        ("--concurrency 32 --max-num-seqs 8", 8),
+        ("--concurrency 1024", None),
+        ("--concurrency 1025", 1_024),
+        ("--concurrency 1025 --performance-mode throughput", None),
+        ("--concurrency 257 --gpu l4", 256),
+    ],
+)
+def test_requests_beyond_those_of_a_step_wait(capsys: pytest.CaptureFixture[str], flags: str, most: int | None) -> None:
+    """The others wait, however large the pool is; the default depends on the GPU."""
+    notes = answer(capsys, *MODEL, *flags.split())[1]["notes"]
+
+    assert [most] == [int(one.split()[4]) for one in notes if "--max-num-seqs" in one] or [None]
+
+
+@pytest.mark.parametrize(("flags", "most"), [("", 8), ("--max-num-seqs 128", 8), ("--max-num-seqs 16", 16)])
+def test_a_model_that_denoises_runs_few_requests(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: str, most: int
+) -> None:
+    """DiffusionGemma: sampling a block of tokens takes memory that is in no estimate."""
+    path = tmp_path / "config.json"
+    sizes = {"num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 8, "vocab_size": 1_000}
+    path.write_text(json.dumps({"model_type": "diffusion_gemma_text", "max_position_embeddings": 8_192, **sizes}))
+    asked = (str(path), "--weights", "20GiB", "--concurrency", "32", *flags.split())
+    notes = answer(capsys, *asked)[1]["notes"]
+
+    assert [most] == [int(one.split()[4]) for one in notes if "--max-num-seqs" in one]
 
 
 def test_a_connector_without_the_hybrid_manager_turns_it_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.deployment import Deployment, check_block_size, deployed_layout
+from kvdiag.kv.layout.deployment import Deployment, check_kernels, deployed_layout
 from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import AttentionLayer, LayerKind
 from tests.unit.kv.refused import refused
@@ -88,7 +88,7 @@ def test_index_keys_are_whole_on_every_rank() -> None:
 def test_a_selected_block_is_a_page() -> None:
     """No kernel selects parts of a page."""
     with refused("block_size"):
-        check_block_size(parse_architecture(MINIMAX_M3), Deployment(block_size_tokens=64))
+        check_kernels(parse_architecture(MINIMAX_M3), Deployment(block_size_tokens=64))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_windows_of_latent_rows_are_hoppers_and_16_bits(deployment: Deployment, 
     [
         (Deployment(tensor_parallel=8), "tensor_parallel"),
         (Deployment(block_size_tokens=256), "block_size"),
-        (Deployment(platform=Platform.CPU), "kv_dtype"),
+        (Deployment(platform=Platform.CPU), "platform"),
         (Deployment(kv_dtype="fp8", compute_capability=80), "kv_dtype"),
         (Deployment(kv_dtype="int8_per_token_head"), "kv_dtype"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
-from kvdiag.kv.layout.deployment import Deployment, check_block_size, deployed_layout, processor_note
+from kvdiag.kv.layout.deployment import Deployment, check_kernels, deployed_layout, processor_note
 from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, Layer
 from kvdiag.kv.layout.pages import PageKind
@@ -39,11 +39,54 @@ def test_block_sizes_that_kernels_take(
     deployment = Deployment(block_size_tokens=block, platform=platform)
 
     if allowed:
-        check_block_size(architecture, deployment)
+        check_kernels(architecture, deployment)
         assert block is None or block <= (deployed_layout(architecture, deployment).groups[0].page.block_size_tokens)
         return
     with refused("block_size"):
-        check_block_size(architecture, deployment)
+        check_kernels(architecture, deployment)
+
+
+LATENT, INDEXED = model(latent(0)), model(latent(0, indexer=132))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kv_dtype", "capability", "taken"),
+    [
+        (DENSE, "fp8_e5m2", 80, True),
+        (DENSE, "int8_per_token_head", 90, True),
+        (DENSE, "int8", 90, False),
+        (DENSE, "nvfp4", 90, True),
+        (DENSE, "nvfp4", 75, False),
+        (DENSE, "nvfp4_4over6", 90, False),
+        (DENSE, "nvfp4_4over6", 100, True),
+        (model(replace(full(0), head_size=64)), "nvfp4", 90, False),
+        (model(replace(full(0), head_size=64)), "nvfp4", 100, True),
+        (model(replace(full(0), head_size=96)), "nvfp4", 100, False),
+        (replace(DENSE, model_type="diffusion_gemma_text"), "nvfp4", 90, False),
+        (LATENT, "fp8", 80, True),
+        (LATENT, "fp8_e5m2", 100, False),
+        (LATENT, "fp8_e5m2", None, True),
+        (LATENT, "int8_per_token_head", None, False),
+        (LATENT, "fp8_ds_mla", 90, False),
+        (replace(LATENT, dtype="float32"), "auto", 90, False),
+        (INDEXED, "fp8", 90, True),
+        (INDEXED, "nvfp4_ds_mla", 90, False),
+        (INDEXED, "nvfp4_ds_mla", 100, True),
+        (INDEXED, "auto", 120, True),
+        (INDEXED, "bfloat16", 120, False),
+    ],
+)
+def test_formats_that_kernels_take(
+    architecture: Architecture, kv_dtype: str, capability: int | None, taken: bool
+) -> None:
+    """The formats that vLLM 0.32's backends list for a GPU's generation; of an unknown GPU, those of AMD's, too."""
+    deployment = Deployment(kv_dtype=kv_dtype, compute_capability=capability)
+
+    if taken:
+        check_kernels(architecture, deployment)
+        return
+    with refused("kv_dtype"):
+        check_kernels(architecture, deployment)
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,8 @@ def test_checkpoints_are_those_of_a_bounded_gate(fields: dict[str, object], chec
 def test_without_an_indexer_a_layer_is_plain_latent_attention() -> None:
     """Nothing is packed then."""
     assert not parse_architecture({**FLASH, "index_topk": None}).is_packed
+
+
+def test_no_other_engine_s_pools_are_planned_for_it() -> None:
+    """SGLang and llama.cpp keep neither pooled keys nor a ring."""
+    assert parse_architecture(FLASH).is_vllms_alone
