@@ -129,7 +129,13 @@ class FleetPages:
 
     def _replica(self, one: FleetReplica) -> Answer:
         timeline = self.history(one.judged.key) or Timeline(samples=())
-        making = Making(version=kvdiag.__version__, command="kvdiag serve --prometheus", made_seconds=one.as_of_seconds)
+        making = Making(
+            version=kvdiag.__version__,
+            command="kvdiag serve --prometheus",
+            made_seconds=one.as_of_seconds,
+            subject=one.judged.name,
+            index="/",
+        )
         body = report_page.render(one.judged.diagnosis, timeline, making).encode()
         return Answer(body=body, content_type=HTML, headers=STATUS_HEADERS)
 

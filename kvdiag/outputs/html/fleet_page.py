@@ -75,17 +75,17 @@ def page(status: FleetStatus, view: View, now_seconds: float) -> str:
     parts = (
         element("header", element("h1", "kvdiag fleet"), element("span", subject, class_="dim")),
         kit.verdict(status.worst, status.sentence),
-        element("main", *_content(status, view, now_seconds)),
+        element("main", *_content(status, view)),
         element("footer", element("ul", *links), element("p", version)),
     )
     refresh = element("meta", http_equiv="refresh", content=str(REFRESH_SECONDS))
     return kit.document(status.worst, "kvdiag fleet", parts, refresh)
 
 
-def _content(status: FleetStatus, view: View, now_seconds: float) -> Iterator[Html]:
-    yield element("p", _round(status, now_seconds), class_="dim")
+def _content(status: FleetStatus, view: View) -> Iterator[Html]:
+    yield element("p", _round(status), class_="dim")
     if status.fleet is not None:
-        yield from map(kit.finding_card, problems_of(status.fleet.findings))
+        yield from (kit.finding_card(one, served=True) for one in problems_of(status.fleet.findings))
     yield element("h2", "Replicas")
     yield element("p", *_filters(status, view))
     chosen = _chosen(status.replicas, view)
@@ -108,13 +108,13 @@ def _content(status: FleetStatus, view: View, now_seconds: float) -> Iterator[Ht
         yield kit.gap_rows(status.gaps)
 
 
-def _round(status: FleetStatus, now_seconds: float) -> str:
+def _round(status: FleetStatus) -> str:
     if status.round_seconds is None:
         return f"{plural(status.listed, 'replica')} listed, {len(status.replicas)} with a verdict so far."
-    ago = format_duration(max(now_seconds - status.round_seconds, 0.0))
     unread = f", {plural(len(status.unread), 'replica')} not read completely" if status.unread else ""
     work = f"{plural(status.samples, 'new sample')}, {plural(status.judged, 'replica')} judged again"
-    return f"Last round {ago} ago: {work}, {format_duration(status.took_seconds)}{unread}."
+    # The page is kept until the next round: an age would not be true for long.
+    return f"Last round {format_time(status.round_seconds)}: {work}, {format_duration(status.took_seconds)}{unread}."
 
 
 def version_name(one: FleetReplica) -> str:
@@ -171,21 +171,20 @@ def _titles(view: View) -> list[tuple[str, str]]:
     for title, sort in (titles | {"as of": "as of"}).items():
         to = replace(view, sort=sort, start=0)
         found.append((_link(title or "verdict", to, chosen=view.sort == sort), ""))
-    return [*found, ("result", "")]
+    return [*found, ("result", "result")]
 
 
 def _row(one: FleetReplica) -> Html:
     left = one.exhaustion_seconds
-    names = _names(one)
     link = element("a", one.judged.name, href=replica_address(one.judged.name))
     return kit.row(
         kit.mark(one.status),
         link,
-        (names["version"], "dim"),
-        (names["node"], "dim"),
-        (format_duration(left) if left != float("inf") else "", "number"),
-        (format_time(one.as_of_seconds), "dim"),
-        kit.prose(one.judged.summary),
+        (version_name(one), "dim version"),
+        (one.node or f"node {NOT_REPORTED}", "dim"),
+        (format_duration(left) if left != float("inf") else "", "number left"),
+        (format_time(one.as_of_seconds), "dim time"),
+        (kit.prose(one.judged.summary), "result"),
         header=1,
     )
 
@@ -221,6 +220,6 @@ def _group(title: str, name: str, status: FleetStatus, view: View) -> Iterator[H
         for group, counts in ranked[:MAX_GROUPS]
     ]
     yield element("h2", title)
-    yield kit.table(((name, ""), *((each, "number") for each in ORDER)), rows, "replicas")
+    yield kit.table(((name, ""), *((each, "number") for each in ORDER)), rows, "groups")
     if len(ranked) > MAX_GROUPS:
         yield element("p", f"and {len(ranked) - MAX_GROUPS:,} more: sort the replicas by {name}")

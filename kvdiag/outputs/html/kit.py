@@ -145,8 +145,10 @@ def lives_table(diagnosis: Diagnosis) -> Iterator[Html]:
         yield table((("", ""), ("period", ""), ("verdict", "")), rows, "lives")
 
 
-def finding_card(finding: Finding, when: str = "") -> Html:
-    """A finding with when it was observed, its evidence, and what to do about it."""
+def finding_card(finding: Finding, when: str = "", *, served: bool = False) -> Html:
+    """A finding with when it was observed, its evidence, and what to do about it; one that a daemon serves links to its
+    runbook there.
+    """
     rows = [
         row(
             spaced(one.name),
@@ -158,7 +160,14 @@ def finding_card(finding: Finding, when: str = "") -> Html:
     ]
     evidence = table((), rows, "evidence") if rows else ""
     advice = [
-        joined(element("dt", title), element("dd", prose(text), class_="remedy" if field == "remedy" else "plain"))
+        joined(
+            element("dt", title),
+            element(
+                "dd",
+                _runbook_link(text) if served and field == "runbook" else prose(text),
+                class_="remedy" if field == "remedy" else "plain",
+            ),
+        )
         for title, field in ADVICE
         if (text := getattr(finding, field))
     ]
@@ -180,6 +189,11 @@ def finding_card(finding: Finding, when: str = "") -> Html:
         element("div", evidence, element("dl", *advice, class_="advice"), class_="columns"),
         class_="finding",
     )
+
+
+def _runbook_link(path: str) -> Html:
+    address = f"/runbooks/{path.rpartition('/')[2]}"
+    return element("a", address, href=address)
 
 
 def _known_issue(finding: Finding) -> Iterator[Html]:

@@ -47,11 +47,16 @@ MAX_ROWS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """Where a report comes from: the version, the command line, and when it was written."""
+    """Where a report comes from: the version, the command line, and when it was written.
+
+    A daemon that serves reports of many servers gives each one's name, and the address of the page with all of them.
+    """
 
     version: str
     command: str
     made_seconds: float
+    subject: str | None = None
+    index: str | None = None
 
 
 def render(diagnosis: Diagnosis, timeline: Timeline, making: Making) -> str:
@@ -59,9 +64,9 @@ def render(diagnosis: Diagnosis, timeline: Timeline, making: Making) -> str:
     return report(
         diagnosis.worst,
         sentence(diagnosis),
-        diagnosis.facts.model or diagnosis.facts.url or "no server",
+        making.subject or diagnosis.facts.model or diagnosis.facts.url or "no server",
         making,
-        *body(diagnosis, timeline),
+        *body(diagnosis, timeline, served=making.index is not None),
         shown=word(diagnosis),
     )
 
@@ -69,8 +74,11 @@ def render(diagnosis: Diagnosis, timeline: Timeline, making: Making) -> str:
 def report(worst: Status, summary: str, subject: str, making: Making, *content: Html, shown: str = "") -> str:
     """A report with its verdict, its content, and where it comes from; `shown` stands in place of the status."""
     written = format_time(making.made_seconds)
+    index = () if making.index is None else (element("a", "all replicas", href=making.index),)
     parts = (
-        element("header", element("h1", "kvdiag report"), element("span", f"{subject}, {written}", class_="dim")),
+        element(
+            "header", element("h1", "kvdiag report"), element("span", f"{subject}, {written}", class_="dim"), *index
+        ),
         kit.verdict(worst, summary, shown),
         element("main", *content),
         element(
@@ -83,7 +91,7 @@ def report(worst: Status, summary: str, subject: str, making: Making, *content: 
     return kit.document(worst, f"{subject} - kvdiag report", parts, generator, shown=shown)
 
 
-def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
+def body(diagnosis: Diagnosis, timeline: Timeline, *, served: bool = False) -> Iterator[Html]:
     """Everything in a diagnosis below its verdict."""
     devices = {device.uuid: device for sample in timeline.samples for device in sample.devices or ()}
     yield _about(diagnosis, list(devices.values()))
@@ -91,7 +99,7 @@ def body(diagnosis: Diagnosis, timeline: Timeline) -> Iterator[Html]:
     problems = problems_shown(diagnosis)
     if problems:
         yield element("h2", "Findings")
-        yield from (kit.finding_card(one, time_span(one, diagnosis)) for one in problems)
+        yield from (kit.finding_card(one, time_span(one, diagnosis), served=served) for one in problems)
     if diagnosis.steps:
         yield element("h2", "Test steps")
         yield _steps(diagnosis.steps)
@@ -193,13 +201,13 @@ def _fleet(result: FleetDiagnosis, timeline_of: Callable[[Judged], Timeline]) ->
         kit.row(
             kit.mark(one.diagnosis.worst),
             one.name,
-            (format_count(one.hours), "number"),
-            kit.prose(one.summary),
+            (format_count(one.hours), "number hours"),
+            (kit.prose(one.summary), "result"),
             header=1,
         )
         for one in result.judged[:MAX_ROWS]
     ]
-    yield kit.table((("", ""), ("replica", ""), ("hours", "number"), ("result", "")), rows, "replicas")
+    yield kit.table((("", ""), ("replica", ""), ("hours", "number"), ("result", "result")), rows, "replicas")
     if len(result.judged) > MAX_ROWS:
         yield element("p", f"and {len(result.judged) - MAX_ROWS:,} more: --output json lists them all")
     called = problems_of(result.fleet.findings)

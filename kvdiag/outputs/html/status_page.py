@@ -69,7 +69,7 @@ def _findings(snapshot: Snapshot) -> Iterator[Html]:
     findings = diagnosis.findings
     yield from kit.lives_table(diagnosis)
     problems = problems_shown(diagnosis)
-    yield from (kit.finding_card(one, time_span(one, diagnosis)) for one in problems[:MAX_PROBLEMS])
+    yield from (kit.finding_card(one, time_span(one, diagnosis), served=True) for one in problems[:MAX_PROBLEMS])
     if len(problems) > MAX_PROBLEMS:
         yield element("p", f"and {plural(len(problems) - MAX_PROBLEMS, 'more finding')}")
     unknown = unknown_of(findings)

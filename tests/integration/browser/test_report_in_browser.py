@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.browser.chromium import Browser, Scheme
-from tests.unit.outputs.report_pages import PAGES
+from tests.unit.outputs.report_pages import PAGES, SERVED
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -23,6 +23,10 @@ STICKS_OUT = """
 TOO_WIDE = """
 [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth + 1)
   .map(one => one.textContent.slice(0, 80))
+"""
+
+TALL = """
+[...document.querySelectorAll(".replicas tr")].map(one => one.getBoundingClientRect().height)
 """
 
 OVERLAPPING = """
@@ -83,7 +87,7 @@ CONTRAST = """
 @cache
 def content(name: str) -> str:
     """One of the pages, made once for all screens."""
-    return PAGES[name]()
+    return {**PAGES, **SERVED}[name]()
 
 
 def opened(browser: Browser, folder: Path, name: str) -> Browser:
@@ -102,6 +106,17 @@ def test_nothing_sticks_out_or_overlaps(browser: Browser, tmp_path: Path, name: 
     assert [] == page.evaluate(STICKS_OUT)
     assert width == page.evaluate("document.documentElement.scrollWidth")
     assert [] == page.evaluate(OVERLAPPING)
+
+
+@pytest.mark.parametrize("width", [390, 760, 1280])
+@pytest.mark.parametrize("name", ["fleet", *SERVED])
+def test_a_fleet_can_be_read_on_any_screen(browser: Browser, tmp_path: Path, name: str, width: int) -> None:
+    """Nothing sticks out, no table has to be scrolled but by tablets, and no column is squeezed to a few letters."""
+    browser.look(width)
+    page = opened(browser, tmp_path, name)
+    assert [] == page.evaluate(STICKS_OUT)
+    assert width == 760 or [] == page.evaluate(TOO_WIDE.replace('".scroll"', '".scroll:has(.replicas, .groups)"'))
+    assert max(page.evaluate(TALL), default=0.0) < 300.0
 
 
 @pytest.mark.parametrize("name", ["leak", "agents", "soak"])

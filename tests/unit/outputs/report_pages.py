@@ -5,9 +5,13 @@ from dataclasses import replace
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.fleet import compare, summarise
+from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import Device, Facts, Gap, HostProcess, Sample, Timeline
-from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged
+from kvdiag.model import Device, Facts, Gap, GrowthFigures, HostProcess, Sample, Timeline
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source
+from kvdiag.outputs.fleet_status import FleetReplica, FleetStatus
+from kvdiag.outputs.html.fleet_page import View
+from kvdiag.outputs.html.fleet_page import page as page_of_fleet
 from kvdiag.outputs.html.report_page import Making, render, render_fleet
 from tests.builders.runs import run
 from tests.builders.soak_timeline import SOAKS, facts_of, soak
@@ -124,3 +128,44 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "hostile": _hostile,
     "fleet": _fleet,
 }
+
+
+LONG_NAMES = (("namespace", "production-inference"), ("pod", "llama-4-maverick-prefill-7d9c5b8f6d-x2x4q"))
+
+
+def fleet_status() -> FleetStatus:
+    """What a fleet's daemon shows: names as clusters give them, a replica that leaks and is soon out of memory."""
+    result, _ = fleet()
+    first, *others = result.judged
+    leak = replace(
+        first.diagnosis.findings[0],
+        status="fault",
+        growth=GrowthFigures(bytes_per_second=5e5, exhaustion_seconds=5400.0),
+    )
+    leaking = replace(first.diagnosis, worst="fault", findings=(leak, *first.diagnosis.findings[1:]))
+    known = Version(engine="vllm", version="0.32.0+cu130", model="meta-llama/Llama-4-Maverick-17B-128E-Instruct")
+    replicas = (replace(first, subject=LONG_NAMES, diagnosis=leaking), *others)
+    return FleetStatus(
+        source=Source(url="http://prometheus:9090", match="", start_seconds=0.0, end_seconds=1.0, join_seconds=90.0),
+        replicas=tuple(
+            FleetReplica(judged=one, as_of_seconds=MAKING.made_seconds, version=known, node=node)
+            for one, node in zip(replicas, ("gke-prod-a3-highgpu-8g-5c1f9e2b-7xkq.internal", None, "n1"), strict=True)
+        ),
+        fleet=result.fleet,
+        listed=3,
+        round_seconds=MAKING.made_seconds,
+    )
+
+
+def fleet_page_of(view: View) -> str:
+    """The page of a fleet's daemon."""
+    return page_of_fleet(fleet_status(), view, MAKING.made_seconds)
+
+
+def _replica() -> str:
+    one = fleet_status().replicas[0].judged
+    return render(one.diagnosis, Timeline(samples=()), replace(MAKING, subject=one.name, index="/"))
+
+
+SERVED: Mapping[str, Callable[[], str]] = {"fleet's daemon": lambda: fleet_page_of(View()), "replica": _replica}
+"""Pages that a fleet's daemon serves, with links to one another."""

@@ -64,7 +64,7 @@ def test_the_golden_page(golden: Callable[[str, str], None]) -> None:
     links = {str(link["href"]) for link in reader.having("a")}
     assert {link for link in links if not link.startswith("https://github.com/")} == {
         "/metrics", "/api/v1/diagnosis", "/api/v1/ledger", "/api/v1/snapshot", "/api/v1/history",
-        "/api/v1/admission", "/runbooks",
+        "/api/v1/admission", "/runbooks", "/runbooks/leak.host.md", "/runbooks/leak.kv_blocks.md",
         "/-/healthy", "/-/ready",
     }  # fmt: skip
 
