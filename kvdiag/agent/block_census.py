@@ -43,7 +43,7 @@ RECENT_BLOCKS = 4096
 MAX_LATE = 3
 """A look at more blocks is over too late for a search, as many times in a row: the engine has taken others since."""
 
-HOLD_SECONDS = 20e-6
+HOLD_SECONDS = 25e-6
 RELEASE_SECONDS = 100e-6
 """Pause after a slice: the engine takes the interpreter meanwhile."""
 

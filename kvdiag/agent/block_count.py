@@ -150,9 +150,13 @@ class Counter:
                 its_sizes = yield from group.sizes()
                 its_sizes[RUNNING] -= moment.again[group]
                 sizes.append(its_sizes)
+            yield
             if sum(map(sum, sizes)) == size - (null is not None) - moment.free - len(moment.referenced):
                 blocks = [sum(each) for each in zip(*sizes, strict=True)]
-                return self._count(null, moment, blocks, list(map(sum, sizes)))
+                yield
+                count = self._count(null, moment, blocks, list(map(sum, sizes)))
+                yield
+                return count
         for group in self._groups:
             yield from group.look(anew=anew)
         return (yield from self._counted(null, moment))
@@ -170,11 +174,12 @@ class Counter:
 
     def _part(self, moment: _Moment, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
-        for part in parts(left, 2 * STEP_FIRST):
-            names = [name for name, _ in part]
+        for part in parts(map(operator.itemgetter(0), left)):
+            names = part
             for now in moment.groups:
                 names = list(itertools.filterfalse(now.lists.__contains__, names))
-            self._gone += [(name, self.requests.pop(name)) for name in names if name in self.requests]
+            requests = map(self.requests.pop, names, itertools.repeat(None))
+            self._gone += [one for one in zip(names, requests, strict=True) if one[1] is not None]
             yield
 
     def kept(self, name: str) -> tuple[Any, ...] | None:
@@ -327,14 +332,9 @@ class Counter:
                     yield
             cached = getattr(manager, "num_cached_block", None)
             # The last block of each is not full.
-            if not isinstance(cached, dict):
-                moment.unhashed += len(now.sizes)
-                continue
-            unhashed = sum(now.sizes.values())
-            for hashed in parts(map(cached.get, now.sizes, itertools.repeat(0)), STEP_NAMES):
-                unhashed -= sum(hashed)
-                yield
-            moment.unhashed += max(unhashed, 0)
+            hashed = sum(cached.values()) if isinstance(cached, dict) else sum(now.sizes.values()) - len(now.sizes)
+            moment.unhashed += max(sum(now.sizes.values()) - hashed, 0)
+            yield
 
     def _rank_of(self, name: str, scheduler: Any, moment: _Moment) -> int | None:
         """The owner of a request's blocks; `None` where the scheduler does not know it any more."""

@@ -62,13 +62,15 @@ def leading(blocks: list[Any], null: Any, known: int = 0) -> int:
 class Now(NamedTuple):
     """What the engine has of one group at this moment: its lists, their lengths, the leading null blocks of each.
 
-    `begun` are the requests whose list is another one than before, `ranks` the owners of those that do not run.
+    `begun` are the requests whose list is another one than before, `let_go` the lists of those that have none any more,
+    `ranks` the owners of those that do not run.
     """
 
     lists: dict[str, list[Any]]
     sizes: dict[str, int]
     nulls: dict[str, int]
     begun: list[str]
+    let_go: dict[str, list[Any]]
     ranks: dict[str, int]
 
 
@@ -84,7 +86,7 @@ class Group:
         self.passes = kind in PASSED
         self._is_kept = kind in APPENDED or self.passes
         self._null_id = null_id
-        self._now = Now({}, {}, {}, [], {})
+        self._now = Now({}, {}, {}, [], {}, {})
         self._nulls: dict[str, int] = {}
         self._ids: dict[str, array.array[int]] = {}
         self.looked_at = 0
@@ -98,19 +100,21 @@ class Group:
         # At once, which is short for thousands of requests.
         lists = dict(table)
         yield
+        let_go = dict(self._now.lists)
+        yield
         sizes: dict[str, int] = {}
-        for some in parts(zip(lists, map(len, lists.values()), strict=True), STEP_NAMES):
-            sizes.update(some)
+        begun: list[str] = []
+        for names in parts(lists):
+            those = list(map(lists.__getitem__, names))
+            sizes.update(zip(names, map(len, those), strict=True))
+            before = list(map(let_go.pop, names, itertools.repeat(None)))
+            begun += itertools.compress(names, map(operator.is_not, those, before))
             yield
         nulls: dict[str, int] = {}
         if self.passes:
             for part in parts(lists.items()):
                 nulls.update((name, leading(blocks, null, self._now.nulls.get(name, 0))) for name, blocks in part)
                 yield
-        begun: list[str] = []
-        for those in parts(zip(lists, lists.values(), map(self._now.lists.get, lists), strict=True), STEP_NAMES):
-            begun += [name for name, blocks, before in those if before is not blocks]
-            yield
         looked_at = 0
         for name in begun:
             for block in itertools.islice(lists[name], nulls.get(name, 0), None):
@@ -127,21 +131,19 @@ class Group:
                 looked_at = 0
                 yield
         yield
-        return Now(lists, sizes, nulls, begun, {})
+        return Now(lists, sizes, nulls, begun, let_go, {})
 
     def follow(self, now: Now, left: Left) -> Steps:
         """Give up what requests do not hold any more; those lists are added to `left`."""
         before, self._now = self._now, now
-        let_go: list[str] = []
-        for names in parts(before.lists, STEP_NAMES):
-            let_go += itertools.filterfalse(now.lists.__contains__, names)
-            yield
-        # One with another list was preempted, and has resumed.
-        let_go += filter(before.lists.__contains__, now.begun)
+        left += now.let_go.items()
         yield
-        for part in parts(let_go, STEP_FIRST):
+        # One with another list was preempted, and has resumed.
+        resumed = list(filter(before.lists.__contains__, now.begun))
+        left += ((name, before.lists[name]) for name in resumed)
+        yield
+        for part in parts((*resumed, *now.let_go) if self._ids or self._nulls else ()):
             for name in part:
-                left.append((name, before.lists[name]))
                 self._ids.pop(name, None)
                 self._nulls.pop(name, None)
             yield
