@@ -304,8 +304,8 @@ def _worked(work: Iterator[bool | None]) -> bool:
     """Do some steps of it, as long as the engine can wait; whether a count is complete."""
     began_seconds = time.perf_counter()
     while time.perf_counter() - began_seconds < HOLD_SECONDS:
-        if next(work, COMPLETE) is COMPLETE:
-            return True
+        if (step := next(work, COMPLETE)) is not None:
+            return step is COMPLETE
     return False
 
 

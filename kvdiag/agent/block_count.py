@@ -25,6 +25,7 @@ from .block_tables import (
     STEP_FIRST,
     STEP_NAMES,
     STEP_REQUESTS,
+    STEP_TURNS,
     WAITING,
     Group,
     Left,
@@ -174,7 +175,7 @@ class Counter:
 
     def _part(self, moment: _Moment, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
-        for part in parts(map(operator.itemgetter(0), left)):
+        for part in parts(map(operator.itemgetter(0), left), STEP_TURNS):
             names = part
             for now in moment.groups:
                 names = list(itertools.filterfalse(now.lists.__contains__, names))
@@ -305,7 +306,7 @@ class Counter:
         """Find out the owners of lists whose request does not run."""
         ranks: dict[str, int | None] = {}
         running: set[str] = set()
-        for some in parts(list(scheduler.running), STEP_NAMES):
+        for some in parts(list(scheduler.running)):
             running.update(map(_request_id, some))
             yield
         for now, manager in zip(moment.groups, managers, strict=True):

@@ -26,6 +26,7 @@ BLOCKS_OF_REQUEST = 8
 
 STEP_REQUESTS = 32
 STEP_FIRST = 8
+STEP_TURNS = 16
 STEP_ITEMS = 32
 STEP_NAMES = 64
 
@@ -37,8 +38,10 @@ PASSED = ("SlidingWindowManager", "ChunkedLocalAttentionManager")
 
 T = TypeVar("T")
 
-Steps = Generator[None, None, Any]
-"""Short steps of work, between which the engine may work."""
+Steps = Generator[Any, None, Any]
+"""Short steps of work, between which the engine may work; `PAUSE` where it must, for the next one is longer."""
+
+PAUSE = False
 
 Left = list[tuple[str, list[Any]]]
 """Lists of requests that do not hold their blocks any more."""
@@ -97,6 +100,7 @@ class Group:
 
         A block comes into a second list when that list begins: later ones are taken from the free blocks.
         """
+        yield PAUSE
         # At once, which is short for thousands of requests.
         lists = dict(table)
         yield
@@ -104,7 +108,7 @@ class Group:
         yield
         sizes: dict[str, int] = {}
         begun: list[str] = []
-        for names in parts(lists):
+        for names in parts(lists, STEP_TURNS):
             those = list(map(lists.__getitem__, names))
             sizes.update(zip(names, map(len, those), strict=True))
             before = list(map(let_go.pop, names, itertools.repeat(None)))
@@ -136,12 +140,16 @@ class Group:
     def follow(self, now: Now, left: Left) -> Steps:
         """Give up what requests do not hold any more; those lists are added to `left`."""
         before, self._now = self._now, now
-        left += now.let_go.items()
-        yield
-        # One with another list was preempted, and has resumed.
-        resumed = list(filter(before.lists.__contains__, now.begun))
-        left += ((name, before.lists[name]) for name in resumed)
-        yield
+        for lists in parts(now.let_go.items()):
+            left += lists
+            yield
+        resumed: list[str] = []
+        for names in parts(now.begun):
+            # One with another list was preempted, and has resumed.
+            again = list(filter(before.lists.__contains__, names))
+            resumed += again
+            left += zip(again, map(before.lists.__getitem__, again), strict=True)
+            yield
         for part in parts((*resumed, *now.let_go) if self._ids or self._nulls else ()):
             for name in part:
                 self._ids.pop(name, None)
