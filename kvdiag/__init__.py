@@ -54,3 +54,8 @@ def __getattr__(name: str) -> Any:
     if (module := _MODULES.get(name)) is None:
         raise AttributeError(f"module 'kvdiag' has no attribute {name!r}")
     return getattr(importlib.import_module(f"kvdiag.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, which completion in a notebook offers before their first use."""
+    return [*__all__]

@@ -20,11 +20,14 @@ COMMAND_ONLY = frozenset(("gpu", "list_models", "calibrate", "from_log", "kv_poo
 """What asks for another answer than a plan, or for how it is printed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Fit:
     """What a deployment gives for a demand. `fitted` is what the command prints."""
 
     fitted: Fitted
+
+    def __repr__(self) -> str:
+        return f"<Fit: {self.plan.outcome.value.replace('_', ' ')}>"
 
     @property
     def fits(self) -> bool:

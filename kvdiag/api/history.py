@@ -19,7 +19,9 @@ from kvdiag.diagnosis import diagnose
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.history.prometheus_feed import Window, read, survey
 from kvdiag.feeds.recording.folder_timeline import read_recorded
+from kvdiag.formatting import format_time, plural
 from kvdiag.model import ENGINE_COUNTS, Facts, Sample, Timeline, without_mig_parents
+from kvdiag.outputs.fleet_results import replica_name
 from kvdiag.outputs.html import kit
 from kvdiag.outputs.html.markup import element
 from kvdiag.outputs.html.report_plots import draw
@@ -32,11 +34,12 @@ MAX_COLUMNS = 4096
 """A server that renames its engines at each sample would have one for every name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class History:
     """Samples of one server in ascending time, and what does not change over them.
 
-    `name` is the replica's, or the file's. `timeline` and `facts` are the values that kvdiag itself judges.
+    `name` is the replica's (namespace/pod, or its address), or the file's. `timeline` and `facts` are the values that
+    kvdiag itself judges.
     """
 
     name: str
@@ -86,16 +89,24 @@ class History:
         at = polars.from_epoch((polars.col("time") * 1e6).round().cast(polars.Int64), time_unit="us")
         return frame.with_columns(at.dt.replace_time_zone("UTC").alias("time"))
 
+    def __repr__(self) -> str:
+        samples = self.timeline.samples
+        ends = (format_time(samples[place].at_seconds) for place in (0, -1)) if samples else ()
+        return f"<History {self.name}: {plural(len(samples), 'sample')}{', ' if samples else ''}{' to '.join(ends)}>"
+
     def _repr_html_(self) -> str:
         return plot(self)._repr_html_()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Picture:
     """A page to look at: `page` is its HTML, whole and without scripts; `height` is of its frame, in pixels."""
 
     page: str
     height: int
+
+    def __repr__(self) -> str:
+        return f"<Picture: {plural(len(self.page), 'character')} of HTML>"
 
     def _repr_html_(self) -> str:
         # A frame of its own: the page's style sheet must not reach the notebook, nor the notebook's the page.
@@ -110,10 +121,10 @@ def plot(history: History) -> Picture:
 
 
 def load(path: str | Path) -> History:
-    """What `kvdiag run --record` or `serve --record-dir` wrote: a trace, gzip allowed, or a recorder's folder.
+    """What kvdiag wrote: a trace of `run --record`, gzip allowed, a folder of `serve --record-dir`, or a `bundle`.
 
     Raises:
-        KvdiagError: it cannot be read, or is neither.
+        KvdiagError: it cannot be read, or is none of these.
     """
     timeline, facts = read_recorded(Path(path))
     return History(name=str(path), timeline=timeline, facts=facts)
@@ -147,7 +158,7 @@ async def _histories(access: PrometheusAccess, match: str, window: Window) -> li
         async with access.source() as source:
             found = await survey(source, match, window)
             return [
-                History(name=replica.key, timeline=timeline, facts=facts)
+                History(name=replica_name(replica.key, replica.subject), timeline=timeline, facts=facts)
                 async for replica, timeline, facts in read(source, found.replicas, window)
             ]
     except Unreadable as error:

@@ -23,7 +23,7 @@ from kvdiag.outputs.terminal import text
 WIDTH = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis:
     """What kvdiag says of a history. `judged` is the value that the commands print."""
 
@@ -82,6 +82,9 @@ class Diagnosis:
         with console.capture() as captured:
             console.print(text.render(self.judged))
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+    def __repr__(self) -> str:
+        return f"<Diagnosis of {self.history.name}: {self.status}: {self.summary}>"
 
     def _repr_html_(self) -> str:
         return Picture(page=self.report(), height=640)._repr_html_()

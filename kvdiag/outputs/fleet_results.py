@@ -28,6 +28,20 @@ class Source:
         return f"samples of different targets taken within {format_duration(self.join_seconds)} of each other"
 
 
+def replica_name(key: str, subject: tuple[tuple[str, str], ...]) -> str:
+    """What a replica is called: its trace, its namespace and pod, its address, or its GPU."""
+    labels = dict(subject)
+    if "trace" in labels:
+        return labels["trace"]
+    key, _, realm = key.partition(" [")
+    where = f" [{realm}" if realm else ""
+    if key.startswith("gpu "):
+        return (" ".join(labels[one] for one in GPU_NAMES if labels.get(one)) or key) + where
+    if labels.get("pod"):
+        return "/".join(labels[one] for one in NAMES if labels.get(one)) + where
+    return (labels.get("instance") or key.partition(" ")[2].lstrip("/")) + where
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """One replica, or one GPU without a known server, by the labels that name it."""
@@ -48,16 +62,7 @@ class Judged:
     @property
     def name(self) -> str:
         """What the replica is called."""
-        labels = dict(self.subject)
-        if "trace" in labels:
-            return labels["trace"]
-        key, _, realm = self.key.partition(" [")
-        where = f" [{realm}" if realm else ""
-        if key.startswith("gpu "):
-            return (" ".join(labels[one] for one in GPU_NAMES if labels.get(one)) or key) + where
-        if labels.get("pod"):
-            return "/".join(labels[one] for one in NAMES if labels.get(one)) + where
-        return (labels.get("instance") or key.partition(" ")[2].lstrip("/")) + where
+        return replica_name(self.key, self.subject)
 
     @property
     def summary(self) -> str:

@@ -24,6 +24,7 @@ def test_wheel_and_sdist_are_installed_and_run(tmp_path: Path) -> None:
         environment = tmp_path / package.suffix
         run(uv, "venv", "--quiet", f"--python={sys.executable}", environment)
         run(uv, "pip", "install", "--quiet", f"--python={environment}", "--no-deps", "-r", locked, package)
+        assert [*environment.glob("lib/python*/site-packages/kvdiag/py.typed")]
         command = environment / "bin" / "kvdiag"
         assert f"kvdiag, version {kvdiag.__version__}\n" == run(command, "--version")
         assert (ROOT / "alerts/runbooks/leak.host.md").read_text() == run(command, "explain", "--runbook", "leak.host")

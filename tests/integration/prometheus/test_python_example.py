@@ -30,6 +30,6 @@ def test_the_example_finds_the_leak(history: str, capsys: pytest.CaptureFixture[
     exec(compile(example, PAGE.name, "exec"), {})  # noqa: S102 - the page's own example
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if not line.startswith("  ")]
-    assert ["fault", "ok"] == sorted(line.split(": ")[1] for line in lines)
+    assert ["leak/vllm-0: ok", "leak/vllm-1: fault"] == sorted(": ".join(line.split(": ")[:2]) for line in lines)
     (rate,) = re.findall(r"device memory: \+(\d+) MiB/h over", printed)
     assert float(rate) == pytest.approx(2000e6 / 2**20 / 2, rel=0.1)

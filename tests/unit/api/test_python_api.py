@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def leak() -> kvdiag.History:
 def test_every_public_name_is_there() -> None:
     """The list is what `from kvdiag import *` gives."""
     assert [] == [name for name in kvdiag.__all__ if not hasattr(kvdiag, name)]
+
+
+def test_editors_get_names_and_types() -> None:
+    """A notebook completes the public names and no others, before their first use too; checkers read the types."""
+    assert sorted(kvdiag.__all__) == dir(kvdiag)
+    assert (files("kvdiag") / "py.typed").is_file()
 
 
 def test_importing_imports_nothing_else() -> None:
@@ -57,6 +64,16 @@ def test_notebook_gets_a_page_in_a_frame(leak: kvdiag.History) -> None:
         assert html.startswith("<iframe sandbox srcdoc=")
         assert "&lt;script" not in html
         assert ["<iframe", "</iframe"] == re.findall(r"<[/\w]+", html)
+
+
+def test_a_prompt_shows_a_line(leak: kvdiag.History) -> None:
+    """And not every sample of a day."""
+    diagnosis = kvdiag.diagnose(leak)
+    shown = [*map(repr, (leak, diagnosis, kvdiag.plot(leak), kvdiag.fit("llama_70b", gpu="h100", tp=4)))]
+    assert max(map(len, shown)) < 300
+    assert leak.name in shown[0]
+    assert diagnosis.summary in shown[1]
+    assert "<Fit: fits>" == shown[3]
 
 
 def test_pandas_holds_every_sample(leak: kvdiag.History) -> None:
