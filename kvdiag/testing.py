@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from kvdiag.api.history import load
@@ -51,7 +52,7 @@ def assert_no_leak(
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
         if not trace.exists():
             raise KvdiagError(done.stderr.strip() or f"kvdiag run ended with {done.returncode}")
-        found = diagnose(load(trace))
+        found = diagnose(replace(load(trace), name=url))
     leaks = [one for one in found.problems if one.id.startswith(LEAK)]
     undecided = found.finding("leak.kv_blocks").status == "unknown"
     if leaks or undecided:

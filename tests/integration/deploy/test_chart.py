@@ -84,6 +84,15 @@ def test_the_notes_say_what_to_look_at(golden: Callable[[str, str], None]) -> No
     golden("deploy/notes.txt", done.stdout[done.stdout.index("NOTES:") :])
 
 
+def test_the_notes_of_a_fleet_alone_name_what_it_has() -> None:
+    """Its own metric and policy, not those of the node view."""
+    off = ("--set=node.enabled=false", "--set=monitors.sidecars=false", "--set=fleet.prometheus=http://prometheus:9090")
+    notes = helm("install", "kvdiag", CHART, "--dry-run=client", *off).stdout.partition("NOTES:")[2]
+    assert "kvdiag_fleet_replicas" in notes
+    assert "fleet.networkPolicy.from" in notes
+    assert "kvdiag_source_up" not in notes
+
+
 @pytest.mark.parametrize("values", ["default", "service-monitor"])
 def test_the_rules_are_those_that_kvdiag_prints(values: str) -> None:
     """With links as `kvdiag alerts` makes them."""

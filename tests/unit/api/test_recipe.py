@@ -18,7 +18,8 @@ def test_a_server_that_keeps_blocks_fails_the_test() -> None:
 def test_a_healthy_server_passes() -> None:
     """And its diagnosis is there to look at."""
     with simulated("healthy", ()) as url:
-        assert "ok" == assert_no_leak(url, requests=10).finding("leak.kv_blocks").status
+        found = assert_no_leak(url, requests=10)
+        assert ("ok", url) == (found.finding("leak.kv_blocks").status, found.history.name)
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
