@@ -17,6 +17,7 @@ import kvdiag
 from kvdiag.outputs.fleet_status import FleetStatus
 from kvdiag.outputs.metrics.diagnosis_metrics import STATUSES
 from kvdiag.outputs.metrics.families import Figures, family, one_of, single
+from kvdiag.outputs.presentation import problems_of
 
 
 @cache
@@ -49,6 +50,7 @@ def fleet_figures(status: FleetStatus) -> Figures:
     replicas = [(one.labels, one) for one in status.replicas]
     problems = [(labels, finding) for labels, one in replicas for finding in one.problems]
     versions = () if status.fleet is None else status.fleet.versions
+    found = [(_version(one.version), each) for one in versions for each in problems_of(one.findings)]
     growths = () if status.fleet is None else status.fleet.growths
     counts = Counter(one.status for one in status.replicas)
     succeeded = status.problem is None
@@ -58,6 +60,9 @@ def fleet_figures(status: FleetStatus) -> Figures:
             ((*labels, *state), value) for labels, one in replicas for state, value in one_of(one.status, STATUSES)
         ],
         "replica_finding": [((*labels, one.id, one.status), 1.0) for labels, one in problems],
+        "replica_finding_or_info": [
+            ((*labels, one.id, one.or_id), 1.0) for labels, one in problems if one.or_id is not None
+        ],
         "replica_time_to_exhaustion_seconds": [
             ((*labels, one.id), one.growth.exhaustion_seconds) for labels, one in problems if one.growth is not None
         ],
@@ -72,11 +77,9 @@ def fleet_figures(status: FleetStatus) -> Figures:
             for one in growths
             if one.component.unit == "bytes" and math.isfinite(one.per_hour.estimate)
         ],
-        "fleet_version_finding": [
-            ((*_version(one.version), finding.id, finding.status), 1.0)
-            for one in versions
-            for finding in one.findings
-            if finding.status in ("suspect", "fault")
+        "fleet_version_finding": [((*version, one.id, one.status), 1.0) for version, one in found],
+        "fleet_version_finding_or_info": [
+            ((*version, one.id, one.or_id), 1.0) for version, one in found if one.or_id is not None
         ],
         "fleet_version_replicas": [(_version(one.version), float(one.replicas)) for one in versions],
         "fleet_round_timestamp_seconds": single(status.round_seconds if succeeded else None),

@@ -21,6 +21,7 @@ FAST, SLOW = 7000.0, 2000.0
 """MB in an hour: exhausts a GPU in under two hours, in a day."""
 
 DAY_SECONDS = 86_400.0
+EITHER = "leak.device_torch or leak.device_non_torch"
 
 
 def replicas(model: str, version: str, rates: list[float]) -> Iterator[str]:
@@ -66,6 +67,15 @@ def test_a_version_that_leaks_is_one_page(tmp_path: Path) -> None:
             assert eventually(lambda: notified(beside.pager, "ticket") >= tickets)
             assert (pages, tickets) == (notified(beside.pager, "page"), notified(beside.pager, "ticket"))
             assert {1} == {len(message) for message in beside.pager.messages("page")}
+            # No agent separates the two verdicts, and no page says that it does.
+            texts = [
+                one["annotations"]["summary"]
+                for path in beside.pager.told.values()
+                for message in path
+                for one in message["alerts"]
+                if "version" in one["labels"]
+            ]
+            assert [] == [text for text in texts if EITHER not in text]
 
 
 def notified(pager: Pager, path: str) -> set[tuple[str, ...]]:

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable
+from dataclasses import replace
 
 from kvdiag.formatting import format_time
 from kvdiag.outputs.html.fleet_page import View, view_of
+from kvdiag.outputs.metrics.fleet_metrics import fleet_figures
 from kvdiag.server.answers import Answer
 from kvdiag.server.fleet_pages import FleetPages
 from kvdiag.server.request import parse_request
@@ -59,3 +61,14 @@ def test_links_filter_and_sort() -> None:
     shown = {"status": ["fault"], "sort": ["node"], "start": ["-1"], "unknown": ["x"]}
     assert View(status="fault", sort="node") == view_of(shown)
     assert "/?status=fault&sort=node" == view_of(shown).address
+
+
+def test_a_finding_that_may_be_another_has_both_in_the_metrics() -> None:
+    """The alerts say so."""
+    status = fleet_status()
+    one = status.replicas[0]
+    leak = replace(one.problems[0], id="leak.device_torch", or_id="leak.device_non_torch")
+    judged = replace(one.judged, diagnosis=replace(one.judged.diagnosis, findings=(leak,)))
+    figures = fleet_figures(replace(status, replicas=(replace(one, judged=judged),)))
+    ((labels, value),) = figures["replica_finding_or_info"]
+    assert ((*one.labels, "leak.device_torch", "leak.device_non_torch"), 1.0) == (labels, value)
