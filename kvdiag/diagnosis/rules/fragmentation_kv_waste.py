@@ -15,7 +15,7 @@ neither.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import median
 
@@ -162,15 +162,8 @@ class MetricsWaste:
         return self.blocks_per_request / self.expected_blocks
 
 
-@dataclass(slots=True)
-class _Window:
-    """What is counted of an engine within a window."""
-
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    looked_up_tokens: int = 0
-    longest_tokens: int = 0
-    changes: list[float] = field(default_factory=list)
+Steps = list[tuple[Engine, Engine]]
+"""Two samples of an engine, one after the other, for each change within a window."""
 
 
 def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWaste | None:
@@ -179,7 +172,7 @@ def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWa
         return None
     found: list[MetricsWaste] = []
     for pool in facts.pools:
-        windows = [_of(window, facts, limits) for window in _windows(timeline, pool, limits)]
+        windows = [_of(window, pool, facts, limits) for window in _windows(timeline, pool, limits)]
         wastes = [waste for waste in windows if waste is not None]
         runs = groupby(waste.ratio >= limits.metrics_waste_ratio for waste in wastes)
         in_a_row = max((len(list(run)) for wasteful, run in runs if wasteful), default=0)
@@ -187,58 +180,60 @@ def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWa
     return max(found, key=lambda waste: waste.ratio, default=None)
 
 
-def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[_Window]:
-    window = _Window()
+def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[Steps]:
+    window: Steps = []
     begin: float | None = None
-    before: tuple[float, Engine] | None = None
+    before: Engine | None = None
+    last = 0.0
     for seconds, engine in readings_of(timeline, pool.engine):
         if begin is None or seconds - begin > limits.metrics_window_seconds:
             yield window
-            window, begin = _Window(), seconds
+            window, begin = [], seconds
         # Over a gap several requests may have come one after the other: their sum bounds no single prompt.
-        recent = before is not None and seconds - before[0] <= limits.growth.engine_age_seconds
         # Of the same object nothing differs.
-        if before is not None and recent and before[1] is not engine:
-            _count(window, before[1], engine, pool)
-        before = (seconds, engine)
+        if before is not None and before is not engine and seconds - last <= limits.growth.engine_age_seconds:
+            window.append((before, engine))
+        before, last = engine, seconds
     yield window
 
 
-def _count(window: _Window, before: Engine, now: Engine, pool: KvPool) -> None:
-    prompt = (now.prompt_tokens_total or 0) - (before.prompt_tokens_total or 0)
-    generated = (now.generation_tokens_total or 0) - (before.generation_tokens_total or 0)
-    looked_up = (now.prefix_queries_total or 0) - (before.prefix_queries_total or 0)
-    window.prompt_tokens += prompt
-    window.generated_tokens += generated
-    window.looked_up_tokens += looked_up
-    window.longest_tokens = max(window.longest_tokens, prompt)
+def _change(before: Engine, now: Engine, pool: KvPool) -> float | None:
+    """Blocks for each request by which the number of running requests changed; `None` where it did not."""
     running, ran = now.requests_running, before.requests_running
     if running == ran or running is None or ran is None:
-        return
-    if now.kv_usage_ratio is not None and before.kv_usage_ratio is not None:
-        held = pool.used_blocks(now.kv_usage_ratio) - pool.used_blocks(before.kv_usage_ratio)
-        window.changes.append(held / (running - ran))
-
-
-def _of(window: _Window, facts: Facts, limits: Limits) -> MetricsWaste | None:
-    if len(window.changes) < limits.metrics_changes or not window.longest_tokens:
         return None
-    prompts = window.prompt_tokens // window.longest_tokens
+    if now.kv_usage_ratio is None or before.kv_usage_ratio is None:
+        return None
+    return (pool.used_blocks(now.kv_usage_ratio) - pool.used_blocks(before.kv_usage_ratio)) / (running - ran)
+
+
+def _of(window: Steps, pool: KvPool, facts: Facts, limits: Limits) -> MetricsWaste | None:
+    changes = [change for before, now in window if (change := _change(before, now, pool)) is not None]
+    if len(changes) < limits.metrics_changes:
+        return None
+    prompt_tokens, generated_tokens, looked_up_tokens = (
+        [(getattr(now, name) or 0) - (getattr(before, name) or 0) for before, now in window]
+        for name in ("prompt_tokens_total", "generation_tokens_total", "prefix_queries_total")
+    )
+    longest_tokens = max(0, *prompt_tokens)
+    if not longest_tokens:
+        return None
+    prompts = sum(prompt_tokens) // longest_tokens
     if prompts < limits.metrics_prompts:
         return None
-    generated = limits.metrics_tail_factor * window.generated_tokens / prompts
-    tokens = round(window.longest_tokens + generated)
+    generated = limits.metrics_tail_factor * sum(generated_tokens) / prompts
+    tokens = round(longest_tokens + generated)
     if facts.max_model_len_tokens is not None:
         tokens = min(tokens, facts.max_model_len_tokens)
     expected = blocks_needed([tokens], facts)
     if expected is None:
         return None
     return MetricsWaste(
-        blocks_per_request=median(window.changes),
+        blocks_per_request=median(changes),
         expected_blocks=expected.most_blocks + tolerated_blocks(1, expected.most_blocks, facts, limits),
         request_tokens=tokens,
-        longest_prompt_tokens=window.longest_tokens,
+        longest_prompt_tokens=longest_tokens,
         prompts=prompts,
-        changes=len(window.changes),
-        looked_up_ratio=window.looked_up_tokens / window.prompt_tokens,
+        changes=len(changes),
+        looked_up_ratio=sum(looked_up_tokens) / sum(prompt_tokens),
     )
