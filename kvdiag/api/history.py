@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdiag.api.option_values import option_values
-from kvdiag.commands.diagnose import command
+from kvdiag.commands.diagnose import command, no_replica
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.diagnosis import diagnose
 from kvdiag.errors import KvdiagError
@@ -141,7 +141,7 @@ def read_prometheus(url: str, match: str = "", window: str = "24h", **options: A
             `ca_file`, `cert_file`, `key_file`, `insecure`, `timeout`; times may be `datetime`, headers a mapping.
 
     Raises:
-        KvdiagError: there is no answer, no such API, or an option is not one of these.
+        KvdiagError: there is no answer, no such API, no replica, or an option is not one of these.
     """
     own = {"prometheus": url, "match": match, "window": window}
     allowed = {one.name for one in fields(PrometheusOptions)} - set(own)
@@ -157,6 +157,8 @@ async def _histories(access: PrometheusAccess, match: str, window: Window) -> li
     try:
         async with access.source() as source:
             found = await survey(source, match, window)
+            if not found.replicas:
+                raise no_replica(access.url, match)
             return [
                 History(name=replica_name(replica.key, replica.subject), timeline=timeline, facts=facts)
                 async for replica, timeline, facts in read(source, found.replicas, window)

@@ -151,6 +151,15 @@ def _instead(path: Path) -> str:
     return f"; {hints[kind]}, add --postmortem" if kind in hints else ""
 
 
+def no_replica(url: str, match: str) -> KvdiagError:
+    """Return the error of a Prometheus that has no series of any replica."""
+    whom = f" that match {{{match}}}" if match else ""
+    return KvdiagError(
+        f"{url.rstrip('/')} has no metrics of an engine, DCGM, nvidia_gpu_exporter or kvdiag{whom} in this time: check "
+        "--match, --window and what is scraped"
+    )
+
+
 def examine_history(
     access: PrometheusAccess, match: str, window: Window, limits: Limits, page: ReportFile, output: str
 ) -> int:
@@ -164,11 +173,7 @@ def examine_history(
     except Unreadable as error:
         raise KvdiagError(f"{access.url.rstrip('/')}: {error}") from error
     if not found.replicas:
-        whom = f" that match {{{match}}}" if match else ""
-        raise KvdiagError(
-            f"{access.url.rstrip('/')} has no metrics of an engine, DCGM, nvidia_gpu_exporter or kvdiag{whom} in this "
-            "time: check --match, --window and what is scraped"
-        )
+        raise no_replica(access.url, match)
     judged, summaries, problem = _all(access, found.replicas, window, limits)
     if problem is not None and not any(one.diagnosis.samples for one in judged):
         raise KvdiagError(f"{access.url.rstrip('/')}: no samples could be read: {problem}")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import kvdiag
 from tests.integration.prometheus.histories import END_SECONDS
 
 ROOT = Path(__file__).parents[3]
@@ -33,3 +34,9 @@ def test_the_example_finds_the_leak(history: str, capsys: pytest.CaptureFixture[
     assert ["leak/vllm-0: ok", "leak/vllm-1: fault"] == sorted(": ".join(line.split(": ")[:2]) for line in lines)
     (rate,) = re.findall(r"device memory: \+(\d+) MiB/h over", printed)
     assert float(rate) == pytest.approx(2000e6 / 2**20 / 2, rel=0.1)
+
+
+def test_no_replica_is_an_error_and_no_empty_list(history: str) -> None:
+    """A loop over none would find nothing wrong."""
+    with pytest.raises(kvdiag.KvdiagError, match="--match"):
+        kvdiag.read_prometheus(history, match='namespace="of-nobody"', end=END_SECONDS)
