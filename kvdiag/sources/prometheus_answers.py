@@ -37,6 +37,9 @@ MAX_POINTS = 3_000_000
 SERIES_POINTS = 64
 """Overhead of a series, in samples."""
 
+FIRST_VALUES = 64
+"""Of a series, by which one that changes all the time is recognised."""
+
 MAX_REASON_CHARACTERS = 160
 MAX_WARNINGS = 16
 
@@ -158,30 +161,32 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
     """The answer with the samples of each series as columns; `None` if any are not written as expected."""
     rest: list[bytes | bytearray] = []
     found: list[SampleColumns] = []
-    known: dict[tuple[str, str, int], tuple[list[str], array[float], bool]] = {}
+    known: dict[tuple[str, str], _Moments] = {}
     place = 0
     try:
         while (begin := body.find(_BEGIN, place)) >= 0:
             end = body.index(_END, begin)
             samples = body[begin + len(_BEGIN) : end]
-            if samples.translate(None, _IN_SAMPLES):
-                return None
             # Times and values alternate, as in: 1795132800.5,"1"],[1795132830.5,"2
-            texts = samples.decode("ascii").split('"')
-            moments, numbers = texts[::2], texts[1::2]
-            same = (moments[0], moments[-1], len(moments))
-            if same not in known or known[same][0] != moments:
-                joined = '"'.join(moments)
-                if not joined.endswith(","):
+            text = samples.decode("ascii")
+            begun, _, last = text.rpartition('"')
+            same = begun.partition('"')[0], begun.rpartition('"')[2]
+            if (column := _constant(text, last, known.get(same))) is None:
+                if samples.translate(None, _IN_SAMPLES):
                     return None
-                times = _read(joined[:-1].replace(',"],[', ","))
-                known[same] = moments, times, ascends(times)
-            _, times, ascending = known[same]
-            values = _values(numbers)
-            # With a comma within its text a value would be two numbers, and with an empty one none.
-            if not len(moments) == len(times) == len(numbers) == len(values):
-                return None
-            found.append(SampleColumns(times, values, ascending))
+                texts = text.split('"')
+                moments, numbers = texts[::2], texts[1::2]
+                if same not in known or known[same].texts != moments:
+                    joined = '"'.join(moments)
+                    if not joined.endswith(","):
+                        return None
+                    times = _read(joined[:-1].replace(',"],[', ","))
+                    known[same] = _Moments(moments, times, ascends(times))
+                column = SampleColumns(known[same].times, _values(numbers), known[same].ascending)
+                # With a comma within its text a value would be two numbers, and with an empty one none.
+                if not len(moments) == len(column.times) == len(numbers) == len(column.values):
+                    return None
+            found.append(column)
             rest += (body[place : begin + len(_BEGIN) - 2], b"%d" % (len(found) - 1))
             place = end + len(_END)
         if not found:
@@ -198,15 +203,31 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
     return answer
 
 
+class _Moments(NamedTuple):
+    """The times of a scrape's samples, as texts up to the next quote, and as numbers."""
+
+    texts: list[str]
+    times: array[float]
+    ascending: bool
+
+
+def _constant(text: str, value: str, moments: _Moments | None) -> SampleColumns | None:
+    """The samples of a figure that stays the same, at times that are known: half of the series of a day."""
+    if moments is None or not text.startswith(f'{moments.texts[0]}"{value}"') or not _NUMBER.fullmatch(value):
+        return None
+    if text != f'"{value}"'.join(moments.texts) + f'"{value}':
+        return None
+    return SampleColumns(moments.times, _read(value) * len(moments.times), moments.ascending)
+
+
 def _values(texts: Sequence[str]) -> array[float]:
     """The numbers; of a figure that seldom changes each text is read once."""
-    distinct = set(texts)
-    if len(distinct) > len(texts) // 4:
+    few = len(set(texts[:FIRST_VALUES])) <= FIRST_VALUES // 4
+    distinct = set(texts) if few else set()
+    if not few or len(distinct) > len(texts) // 4:
         return _read(",".join(texts))
-    if len(distinct) == 1:
-        return _read(distinct.pop()) * len(texts)
     known = dict(zip(distinct, _read(",".join(distinct)), strict=True))
-    return array("d", map(known.__getitem__, texts))
+    return array("d", list(map(known.__getitem__, texts)))
 
 
 def _read(numbers: str) -> array[float]:

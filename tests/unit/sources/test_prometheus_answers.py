@@ -56,22 +56,40 @@ COMPACT = st.lists(
 @given(COMPACT, st.booleans())
 def test_written_without_spaces_an_answer_is_the_same(some: list[tuple[str, list[Any]]], ascii_only: bool) -> None:
     """Samples cut out of the text are those that JSON has, with any text in the labels; so are errors."""
+    answer = answer_with(some)
+    compact = json.dumps(answer, separators=(",", ":"), ensure_ascii=ascii_only)
+    assert read_of(json.dumps(answer)) == read_of(compact)
+
+
+MOMENTS = [START, START + 30.5, START + 60.0, START + 90.0]
+
+
+@pytest.mark.parametrize("text", ["1", "0.25", "NaN", "+Inf", "x", "1_0", "true", "1,2", "", "1],[2"])
+@pytest.mark.parametrize("moments", [MOMENTS, MOMENTS[:1], [*MOMENTS[:2], MOMENTS[3]], [*MOMENTS[:2], START + 61.0]])
+def test_a_constant_series_is_read_as_any_other(text: str, moments: list[float]) -> None:
+    """Whether another series of the answer has the same times or not."""
+    varying = list(zip(MOMENTS, "1234", strict=True))
+    answer = answer_with([("a", varying), ("b", [(moment, text) for moment in moments]), ("c", varying)])
+    assert read_of(json.dumps(answer)) == read_of(json.dumps(answer, separators=(",", ":")))
+
+
+def answer_with(some: list[tuple[str, list[Any]]]) -> dict[str, Any]:
+    """An answer with these points by pod."""
     result = [
         {"metric": {"__name__": "up", "pod": text}, "values": [list(point) for point in points]}
         for text, points in some
     ]
-    answer = {"status": "success", "data": {"resultType": "matrix", "result": result}}
+    return {"status": "success", "data": {"resultType": "matrix", "result": result}}
 
-    def kept(text: str) -> object:
-        history = History()
-        try:
-            count = add_samples(decoded_answer(text.encode(), "x") or {}, START, END, history)
-        except Unreadable as error:
-            return str(error)
-        return count, {key: (list(one.times), list(one.values), one.refused) for key, one in history.series.items()}
 
-    compact = json.dumps(answer, separators=(",", ":"), ensure_ascii=ascii_only)
-    assert kept(json.dumps(answer)) == kept(compact)
+def read_of(text: str) -> object:
+    """What is read of an answer, or the error."""
+    history = History()
+    try:
+        count = add_samples(decoded_answer(text.encode(), "x") or {}, START, END, history)
+    except Unreadable as error:
+        return str(error)
+    return count, {key: (list(one.times), list(one.values), one.refused) for key, one in history.series.items()}
 
 
 @pytest.mark.parametrize(
