@@ -7,9 +7,8 @@ A timeline never changes, so that results computed from it can be kept with it (
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Literal, TypeVar, cast
 
 from kvdiag.model.allocation_profile import MemoryProfile
@@ -249,14 +248,15 @@ class Timeline:
     samples: tuple[Sample, ...]
     marks: tuple[Mark, ...] = ()
     earlier_facts: tuple[tuple[float, Facts], ...] = ()
-    _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _times: Sequence[float] = field(init=False, repr=False, compare=False)
     _known: dict[Hashable, object] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse times that are not ascending."""
-        times = tuple(sample.at_seconds for sample in self.samples)
-        for name, series in (("samples", times), ("marks", tuple(mark.at_seconds for mark in self.marks))):
-            if any(later < earlier for earlier, later in pairwise(series)):
+        times = [sample.at_seconds for sample in self.samples]
+        for name, series in (("samples", times), ("marks", [mark.at_seconds for mark in self.marks])):
+            # Sorting what is in order costs one comparison each.
+            if series != sorted(series):
                 raise ValueError(f"Timeline: {name} are not in ascending time")
         object.__setattr__(self, "_times", times)
         object.__setattr__(self, "_known", {})

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
 from itertools import repeat
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
+
+C = TypeVar("C", bound="Checked")
 
 MAX_BYTES = 2**50
 """No memory of one host is larger (1 PiB); a larger figure is an error."""
@@ -66,12 +68,16 @@ class Checked:
             if not _all_within(columns.get(name, ()), least, most):
                 # A row is at fault, or is a tuple of figures.
                 return [cls(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-        made = [cls.__new__(cls) for _ in range(count)]
+        rows = []
         for field in fields(cls):  # type: ignore[arg-type]  # every subclass is a dataclass
             if field.name not in columns and field.default is MISSING:
                 raise TypeError(f"{cls.__name__}: no column for {field.name}")
-            values = columns.get(field.name, repeat(field.default, count))
-            deque(map(getattr(cls, field.name).__set__, made, values), maxlen=0)
+            rows.append(columns.get(field.name, repeat(field.default, count)))
+        settable, set_fields = _settable(cls)  # type: ignore[arg-type]  # as above
+        made: list[Self] = list(map(settable.__new__, repeat(settable, count)))  # type: ignore[arg-type]
+        deque(map(set_fields, made, *rows), maxlen=0)
+        for one in made:
+            one.__class__ = cls
         if cls._problem is not Checked._problem:
             for one in made:
                 one.__post_init__()
@@ -109,3 +115,15 @@ def _figures(kind: type[Checked]) -> tuple[Callable[[Checked], tuple[Any, ...]],
     if len(names) < 2:  # noqa: PLR2004 - attrgetter makes a tuple of two names and more
         return lambda one: tuple(getattr(one, name) for name in names), tuple(found)
     return attrgetter(*names), tuple(found)
+
+
+@cache
+def _settable(kind: type[C]) -> tuple[type[C], Callable[..., None]]:
+    """The class without its protection from changes, and what sets all fields of an instance.
+
+    That is the `__init__` of a dataclass with the same fields: it sets one in a tenth of the time that a call takes.
+    """
+    plain = {"__slots__": (), "__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # every subclass is a dataclass
+    settable: type[C] = type(kind.__name__, (kind,), plain)
+    return settable, vars(make_dataclass(kind.__name__, names))["__init__"]

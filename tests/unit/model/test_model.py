@@ -110,6 +110,8 @@ def test_rows_of_columns_are_values() -> None:
     """As if each were built by itself: defaults, missing figures and tuples of figures included."""
     made = Engine.of_columns(2, engine=["0", "0"], kv_usage_ratio=[0.5, None], requests_running=[1, 2])
     assert made == [Engine(engine="0", kv_usage_ratio=0.5, requests_running=1), Engine(engine="0", requests_running=2)]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made[0].engine = "1"  # type: ignore[misc]  # what a reader of a value might try
     assert Memory.of_columns(1, total_bytes=[2], free_bytes=[1]) == [Memory(total_bytes=2, free_bytes=1)]
     assert Load.of_columns(1, requests=[2], resident_tokens=[(3, 4)]) == [Load(requests=2, resident_tokens=(3, 4))]
 
