@@ -20,17 +20,25 @@ T = TypeVar("T")
 
 def to_plain(value: Any) -> Any:
     """A model value as dicts, lists and scalars, ready for `json.dumps`."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if (defaults := _defaults(type(value))) is not None:  # type: ignore[arg-type]  # mypy takes a class for unhashable
         return {
-            field.name: to_plain(item)
-            for field in dataclasses.fields(value)
+            name: to_plain(item)
+            for name, default in defaults
             # Without a default of None, a field that is left out would be missing on the way in.
-            if field.init and ((item := getattr(value, field.name)) is not None or field.default is not None)
-            if not dataclasses.is_dataclass(item) or item != field.default
+            if (item := getattr(value, name)) is not None or default is not None
+            if _defaults(type(item)) is None or item != default  # type: ignore[arg-type]  # as above
         }
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     return value
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...] | None:
+    """The fields of a class of the model and their defaults; `None` for any other class."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind) if field.init)
 
 
 MAX_ITEMS = 16_384
