@@ -56,7 +56,8 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
 
     steps, findings = weighed(timeline, judged(timeline), judged)
     *ended, present = lifetimes(timeline, facts, limits)
-    gaps = tuple(dict.fromkeys((*facts.gaps, *(gap for sample in timeline.samples for gap in sample.gaps))))
+    with_gaps = [sample.gaps for sample in timeline.samples if sample.gaps]
+    gaps = tuple(dict.fromkeys((*facts.gaps, *(gap for some in with_gaps for gap in some))))
     whole = not any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in gaps)
     past = tuple(_life(one, limits, whole=whole) for one in ended)
     findings = with_short_lives(findings, (*ended, present), limits)

@@ -5,6 +5,7 @@ throughout ask for its column.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from operator import attrgetter
 
 from kvdiag.model import Engine, Sample, Timeline
@@ -26,8 +27,6 @@ class EngineColumns:
         )
         """The engine of each sample, where all have one."""
         self._totals: dict[tuple[EngineCount, ...], Totals] = {}
-        self._idle: list[bool | None] | None = None
-        self._loads: list[float] | None = None
 
     def total(self, *names: EngineCount) -> Totals:
         """The sum of some figures of all engines in each sample; `None` where one is not reported."""
@@ -52,33 +51,32 @@ class EngineColumns:
         """Prompt and generated tokens of all engines in each sample; `None` where one is not reported."""
         return self.total("prompt_tokens_total", "generation_tokens_total")
 
-    @property
+    @cached_property
     def idle(self) -> Sequence[bool | None]:
         """`Sample.engines_idle` of each sample."""
-        if self._idle is None:
-            if self.only is None:
-                self._idle = [sample.engines_idle for sample in self.samples]
-            else:
-                self._idle = list(map(attrgetter("idle"), self.only))
-        return self._idle
+        if self.only is None:
+            return [sample.engines_idle for sample in self.samples]
+        return list(map(attrgetter("idle"), self.only))
 
-    @property
+    @cached_property
     def loads(self) -> Sequence[float]:
         """How much of their pools the engines of each sample use together, else how many requests they run."""
-        if self._loads is None:
-            if self.only is None:
-                each = [sample.engines or () for sample in self.samples]
-                self._loads = [sum([_load(engine) for engine in engines]) for engines in each]
-            else:
-                self._loads = [_load(engine) for engine in self.only]
-        return self._loads
+        if self.only is None:
+            return [sum([_load(engine) for engine in sample.engines or ()]) for sample in self.samples]
+        return [_load(engine) for engine in self.only]
 
-    @property
+    @cached_property
     def usages(self) -> Sequence[float | None]:
         """The usage of each engine of each sample, one after the other."""
         if self.only is None:
             return [one.kv_usage_ratio for sample in self.samples for one in sample.engines or ()]
         return list(map(attrgetter("kv_usage_ratio"), self.only))
+
+    @cached_property
+    def have_state_slots(self) -> bool:
+        """Whether any engine ever reports how many of its state slots are in use: most models have none."""
+        every = (one for sample in self.samples for one in sample.engines or ())
+        return any(one.state_slots_used is not None for one in every)
 
 
 def _load(engine: Engine) -> float:

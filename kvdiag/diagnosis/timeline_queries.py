@@ -165,9 +165,11 @@ def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits:
     begin_seconds, end_seconds = interval[0].at_seconds, interval[-1].at_seconds
     newest_first = timeline.between(begin_seconds, end_seconds)[::-1]
     devices = [sample.devices for sample in newest_first if sample.devices is not None]
-    listed = (each for each in devices if any(device.processes is not None for device in each))
+    listing = devices if lists_processes(timeline) else ()
+    listed = (each for each in listing if any(device.processes is not None for device in each))
     published = (one.allocators for one in newest_first if one.allocators and published_since(one, begin_seconds))
     usages = {sample_usage(sample) for sample in interval[-limits.idle_samples :]}
+    slotted = newest_first if engine_columns(timeline).have_state_slots else ()
     return IdleFloor(
         begin_seconds=begin_seconds,
         at_seconds=end_seconds,
@@ -175,7 +177,7 @@ def _floor(interval: Sequence[Sample], timeline: Timeline, facts: Facts, limits:
         devices=next(listed, devices[0] if devices else None),
         allocators=next(published, None),
         usage_ratio=usages.pop() if len(usages) == 1 else None,
-        state_slots=next((slots for one in newest_first if (slots := _state_slots(one)) is not None), None),
+        state_slots=next((slots for one in slotted if (slots := _state_slots(one)) is not None), None),
     )
 
 

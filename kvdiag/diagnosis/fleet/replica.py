@@ -98,10 +98,13 @@ class _Series:
     def since(self, seconds: float) -> tuple[list[float], list[float]]:
         """The whole sums from a moment on."""
         start = bisect_left(self.times, seconds)
-        counts = Counter(self.parts[start:])
-        usual = max(counts, key=lambda count: (counts[count], count), default=None)
-        whole = [count == usual for count in self.parts[start:]]
-        return list(compress(self.times[start:], whole)), list(compress(self.values[start:], whole))
+        times, values, parts = self.times[start:], self.values[start:], self.parts[start:]
+        if len(set(parts)) <= 1:
+            return times, values
+        counts = Counter(parts)
+        usual = max(counts, key=lambda count: (counts[count], count))
+        whole = [count == usual for count in parts]
+        return list(compress(times, whole)), list(compress(values, whole))
 
 
 def summarise(

@@ -347,5 +347,7 @@ def _middle(values: Sequence[float]) -> float:
     count = len(values)
     if count == 1:
         return values[0]
+    if count == 2:  # noqa: PLR2004 - sorting takes as long as all else here
+        return (values[0] + values[1]) / 2
     ordered = sorted(values)
     return ordered[count // 2] if count % 2 else (ordered[count // 2 - 1] + ordered[count // 2]) / 2

@@ -87,7 +87,7 @@ class EngineActivity:
 
     def alongside(self, read_seconds: Sequence[float], limits: GrowthLimits) -> Alongside:
         """The engines at each of some ascending times, without those at which they slept."""
-        own, most_seconds = self.times_seconds, limits.engine_age_seconds
+        own, most_seconds, load, work = self.times_seconds, limits.engine_age_seconds, self.load, self.work
         times = read_seconds
         places = [bisect_right(own, seconds) - 1 for seconds in times]
         recent = [
@@ -100,13 +100,13 @@ class EngineActivity:
             times = list(compress(times, awake))
             places, recent = list(compress(places, awake)), list(compress(recent, awake))
         reported = any(place >= 0 for place in recent)
-        worked = bool(self.work) and self.work[-1] > 0.0
+        worked = bool(work) and work[-1] > 0.0
         return Alongside(
             read_seconds=read_seconds,
             times_seconds=times,
             awake=awake,
-            load=[self.load[place] if place >= 0 else 0.0 for place in recent] if reported else None,
-            work=[self.work[max(place, 0)] for place in places] if worked else None,
+            load=[load[place] if place >= 0 else 0.0 for place in recent] if reported else None,
+            work=[work[place] if place > 0 else work[0] for place in places] if worked else None,
         )
 
 
@@ -171,7 +171,7 @@ class MemorySeries:
 
 def memory_series(timeline: Timeline, facts: Facts, limits: Limits) -> MemorySeries:
     """The series of a timeline, read once."""
-    key = ("memory_series", facts.server_pids, facts.device_uuids, facts.started_seconds, limits)
+    key = ("memory_series", facts.server_pids, facts.device_uuids, facts.started_seconds, limits.growth)
     return timeline.once(key, lambda: _Gathering(timeline, facts, limits.growth).series())
 
 
@@ -204,11 +204,13 @@ class _Gathering:
         # With samples each second every fifth lists processes, and the others say nothing of the server's.
         kept, least_seconds = dict[Hashable, float](), self._limits.reading_seconds
         devices: tuple[Device, ...] | None = None
+        board: tuple[str, int] | None = None
         figures: list[tuple[Points, int]] | None = None
         for sample in self._timeline.samples:
             if not sample.devices:
                 continue
-            board = sample.devices[0].uuid, len(sample.devices)
+            if sample.devices is not devices:
+                board = sample.devices[0].uuid, len(sample.devices)
             if (before := kept.get(board)) is not None and sample.at_seconds - before < least_seconds:
                 continue
             # Values that stay the same for hours are often one object.
@@ -349,5 +351,5 @@ def _worked(tokens: Totals) -> Iterator[float]:
         return
     before: int | None = None
     for now in tokens:
-        yield 0.0 if now is None or before is None else float(max(now - before, 0))
+        yield 0.0 if now is None or before is None or now <= before else float(now - before)
         before = before if now is None else now

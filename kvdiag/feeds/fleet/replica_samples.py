@@ -204,7 +204,7 @@ def _parsed(packed: bytes) -> tuple[ReplicaSamples, float, dict[str, Any]]:
     columns: list[array[float]] = []
     for count in head["times"]:
         moments = array("q", body[place : place + 8 * count])
-        columns.append(array("d", (moment / 1000.0 for moment in accumulate(moments))))
+        columns.append(array("d", [moment / 1000.0 for moment in accumulate(moments)]))
         place += 8 * count
     samples = ReplicaSamples(until_seconds=float(head["until"]))
     for flat, column, refused in head["series"]:

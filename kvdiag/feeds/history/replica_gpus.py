@@ -119,8 +119,8 @@ def _with_memory(rows: Rows, count: int) -> Rows:
     if total is None and free is not None and used is not None:
         total = _by_row(add, free, used)
     elif total is None and free is not None and taken is not None:
-        parts = (free, taken) if reserved is nothing else (free, taken, reserved)
-        total = _steady(_by_row(lambda *sizes: sum(sizes), *parts))
+        total = _by_row(add, free, taken)
+        total = _steady(total if reserved is nothing else _by_row(add, total, reserved))
     if free is None and total is not None and used is not None:
         free = _by_row(sub, total, used)
     elif free is None and total is not None and taken is not None:

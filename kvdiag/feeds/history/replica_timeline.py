@@ -168,7 +168,8 @@ def _engines(key: Key, count: int, columns: Rows) -> Sequence[Engine | None]:
 
 def _rounded(values: Values) -> Sequence[int | None]:
     try:
-        return list(map(round, values))  # type: ignore[arg-type]  # a missing value is a TypeError
+        # As `round`, in half of its time.
+        return list(map(float.__round__, values))  # type: ignore[arg-type]  # a missing value is a TypeError
     except TypeError:
         return [None if value is None else round(value) for value in values]
 
