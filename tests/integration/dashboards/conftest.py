@@ -71,7 +71,7 @@ def history(page: list[Sample], target: Labels, until_seconds: float = END_SECON
 def fleet_page() -> list[Sample]:
     """One series of each metric that the daemon of a fleet has, of a replica that it calls faulty."""
     labels = {"namespace": "prod", "pod": "vllm-7", "model_name": "llama", "version": "0.32.0", "cluster": "eu"}
-    labels |= {"engine": "vllm", "id": "leak.host", "component": "host_anonymous"}
+    labels |= {"engine": "vllm", "id": "leak.host", "or_id": "benign.warmup", "component": "host_anonymous"}
     return [
         Sample(
             f"kvdiag_{name}" + "_total" * (one["type"] == "counter"),

@@ -10,6 +10,7 @@ import pytest
 
 from kvdiag.commands import cli
 from kvdiag.model import Facts, Sample, Snapshot
+from kvdiag.outputs.metrics.fleet_metrics import fleet_contract
 from kvdiag.server.endpoints import Pages
 from kvdiag.server.request import Request
 from tests.fixtures.require import require
@@ -63,13 +64,14 @@ def test_all_of_them_are_looked_at() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_what_is_named_exists(path: Path) -> None:
-    """Metrics are on the exporter's page, paths are served, and links lead to files."""
+    """Metrics are on the page of an exporter or of a fleet's daemon, paths are served, and links lead to files."""
     text = path.read_text(encoding="utf-8")
     metrics = set(re.findall(r"\bkvdiag_[a-z_]+\b", text)) - NO_METRICS
     paths = set(re.findall(r"(/-/[a-z]+|/api/v1/[a-z]+)", text))
     links = re.findall(r"\]\(([^)#]+)", text) if path.suffix == ".md" else []
     told = page(snapshot())
-    assert not {name for name in metrics if f"# HELP {name} " not in told}
+    of_a_fleet = {f"kvdiag_{name}" for name in fleet_contract()}
+    assert not {name for name in metrics - of_a_fleet if f"# HELP {name} " not in told}
     shown = Snapshot(state="starting", facts=Facts(), newest=Sample(at_seconds=0.0), sources=())
     pages = Pages(newest=lambda: shown)
     assert not {one for one in paths if pages.answer(Request(method="GET", path=one)).status == 404}
