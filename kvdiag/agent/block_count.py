@@ -176,9 +176,7 @@ class Counter:
     def _part(self, moment: _Moment, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
         for part in parts(map(operator.itemgetter(0), left), STEP_TURNS):
-            names = part
-            for now in moment.groups:
-                names = list(itertools.filterfalse(now.lists.__contains__, names))
+            names = [name for name in part if not any(name in now.lists for now in moment.groups)]
             requests = map(self.requests.pop, names, itertools.repeat(None))
             self._gone += [one for one in zip(names, requests, strict=True) if one[1] is not None]
             yield
