@@ -1,14 +1,14 @@
 """Exits of earlier lives of the server, as part of what the present one shows: a restart explains no death.
 
-A single exit may be an operator's restart, and so is any of a busy server that had become idle: who restarts a server
-on purpose takes its traffic away first. From `LifeLimits.unexplained_exits` others on, the server keeps dying, and
-where no life has a fault or suspect that says why, that is observed and not explained: unknown, with the count, and
-never healthy.
+A single exit may be an operator's restart, and so is any after which the server had been idle longer than ever before:
+who restarts a server on purpose takes its traffic away first. From `LifeLimits.unexplained_exits` others on, the server
+keeps dying, and where no life has a fault or suspect that says why, that is observed and not explained: unknown, with
+the count, and never healthy.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import takewhile
+from itertools import pairwise
 
 from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
@@ -33,7 +33,8 @@ def with_earlier_exits(
         The same findings where there were fewer exits, or one of the lives has a fault or suspect.
     """
     lives = tuple(ended)
-    exited = [life for observed, life in lives if life.end == "exited" and not _drained(observed.timeline, limits)]
+    # Another process follows each of these lives: one that was only unreachable has exited as well.
+    exited = [life for observed, life in lives if life.end != "restarted" and not _drained(observed.timeline, limits)]
     if len(exited) < limits.lives.unexplained_exits or any(life.findings for _, life in lives):
         return findings
     detail = f"; the last time: {exited[-1].end_detail}" if exited[-1].end_detail else ""
@@ -51,10 +52,13 @@ def with_earlier_exits(
 
 
 def _drained(timeline: Timeline, limits: Limits) -> bool:
-    """Whether a server that is seldom idle was so for its last minute; others may die at such a time."""
+    """Whether the server was idle for its last minute, and longer than ever since its first request."""
     columns = engine_columns(timeline)
-    idle, times = columns.idle, columns.times_seconds
-    last = sum(1 for _ in takewhile(bool, reversed(idle)))
+    busy = [place for place, idle in enumerate(columns.idle) if not idle]
+    if not busy:
+        return False
+    times = columns.times_seconds
+    last = len(times) - 1 - busy[-1]
     if last < limits.idle_samples or times[-1] - times[-last] < limits.lives.drained_idle_seconds:
         return False
-    return idle.count(True) <= limits.lives.drained_idle_ratio * len(idle)
+    return all(later - earlier <= last for earlier, later in pairwise(busy))

@@ -13,14 +13,12 @@ class LifeLimits:
     freed_seconds: float = 90.0
     """Time after a server's last answer in which its memory is freed: a scrape a minute, and a late one."""
 
-    drained_idle_ratio: float = 0.25
     drained_idle_seconds: float = 60.0
-    """Share of a life's answers without requests up to which an end without any for so long is no accident: pauses of
-    seconds are a part of bursts."""
+    """Least idle time at the end of a life that is no accident: pauses of seconds are a part of bursts."""
 
     unexplained_exits: int = 2
     """Exits of a server within one history that make it unknown. No source gives a figure: metrics do not separate a
-    planned restart from a death. One is taken for a restart. Of a busy server that had become idle at its end none
+    planned restart from a death. One is taken for a restart. Of a server whose traffic had been taken away none
     counts; other planned ones are unknown as well, which asks for the log and calls nothing."""
 
 

@@ -30,23 +30,26 @@ def server_exits(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Serv
     own = assigned_uuids(timeline, facts)
     found: list[ServerExit] = []
     answered = silent = False
+    freed: ServerExit | None = None  # since the last answer
     least: dict[str, tuple[int, int]] = {}
     for sample in timeline.samples:
         if sample.engines:
             if silent:
                 least = {}
-            answered, silent = True, False
-        elif _fails(sample):
-            silent = True
+            answered, silent, freed = True, False, None
+        silent = silent or _fails(sample)
         for device in server_devices(sample.devices, own):
             if device.memory is None:
                 continue
             now = (device.memory.free_bytes, device.index)
             low = least[device.uuid] = min(least.get(device.uuid, now), now)
-            if silent and now[0] - low[0] >= limits.exit_freed_ratio * device.memory.total_bytes:
-                found.append(ServerExit(sample.at_seconds, low[1], low[0], now[0] - low[0], answered))
-                least, answered = {}, False
-                break
+            came_free = now[0] - low[0] >= limits.exit_freed_ratio * device.memory.total_bytes
+            if came_free and freed is None and not sample.engines:
+                freed = ServerExit(sample.at_seconds, low[1], low[0], now[0] - low[0], answered)
+        # A GPU may be scraped before the first request that fails.
+        if silent and freed is not None:
+            found.append(freed)
+            least, answered, freed = {}, False, None
     return tuple(found)
 
 

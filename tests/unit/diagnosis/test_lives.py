@@ -118,8 +118,11 @@ def test_memory_that_an_exit_freed_shows_it(seconds: float) -> None:
     assert ("unknown", "unknown") == (found.present_worst, found.worst)
 
 
-def exits(count: int, idle_seconds: int = 0) -> Diagnosis:
-    """A healthy server after so many exits in which its device memory was freed, each idle for so long before it."""
+def exits(count: int, idle_seconds: int = 0, paused_seconds: int = 0) -> Diagnosis:
+    """A healthy server after so many exits in which its device memory was freed, each idle for so long before it.
+
+    It paused for so long before.
+    """
     parts: list[Sequence[Sample]] = []
     for number in range(count + 1):
         begin = 100.0 + 1000.0 * number
@@ -128,7 +131,8 @@ def exits(count: int, idle_seconds: int = 0) -> Diagnosis:
         work = [tuple(replace(each, requests_running=1) for each in one.engines or ()) for one in lived]
         busy = [replace(one, engines=engines) for one, engines in zip(lived, work, strict=True)]
         if number < count:
-            lived = [*busy[: 399 - idle_seconds], *lived[399 - idle_seconds :]] if idle_seconds else busy
+            paused = [*busy[:100], *lived[100 : 100 + paused_seconds], *busy[100 + paused_seconds :]]
+            lived = [*paused[: 399 - idle_seconds], *lived[399 - idle_seconds :]] if idle_seconds else paused
         parts.append(lived)
         if number < count:
             freed = (device(used_bytes=GIB),)
@@ -155,6 +159,8 @@ def test_restarts_of_an_idle_server_are_an_operators() -> None:
     found = exits(3, 60)
     assert ("ok", ["exited"] * 3) == (found.worst, [one.end for one in found.lives[:3]])
     assert "unknown" == exits(3, 59).worst
+    # Its traffic has pauses as long: any may be the moment of an accident.
+    assert ["ok", "unknown"] == [exits(3, 60, paused).worst for paused in (60, 61)]
 
 
 @pytest.mark.parametrize(

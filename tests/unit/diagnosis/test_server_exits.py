@@ -67,6 +67,13 @@ def test_what_is_freed_by_a_server_that_answers_is_no_death() -> None:
     assert () == found(up(1.0, GIB), down(1.5), partly)
 
 
+def test_memory_that_a_gpu_shows_free_before_the_engine_is_asked_is_a_death() -> None:
+    """Each is scraped at a time of its own: of an answer in between it was no death."""
+    freed = Sample(at_seconds=2.0, devices=gpus(90 * GIB))
+    assert [2.0] == [one.at_seconds for one in found(up(1.0, GIB), freed, down(3.0))]
+    assert () == found(up(1.0, GIB), freed, up(3.0), down(4.0))
+
+
 def test_each_death_counts_once() -> None:
     """Each exit resets the minimum of free memory, and whether the server has answered."""
 
