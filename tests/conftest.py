@@ -45,6 +45,15 @@ LAST_GROUP_AT = 0.7
 """Where among the other tests the last group begins: at their end it would be waited for alone."""
 
 
+LONGEST_ID = 200
+"""Characters of one value in a test's name: every worker sends all names to the leading process."""
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a long text or long bytes by its length."""
+    return f"{argname} of {len(val)}" if isinstance(val, str | bytes) and len(val) > LONGEST_ID else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what stands in a long file, before tests are chosen by their marks."""
     if any(item.path.is_relative_to(TESTS / one) for one in LONG):
