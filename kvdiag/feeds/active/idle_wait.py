@@ -79,7 +79,11 @@ class IdleWait(MarkedRun):
             for _ in range(MAX_REFRESHES):
                 if settled([]) or not self._stands_still(first):
                     break
-                small_tokens += await self._refresh()
+                engines = max(len(self.sampler.facts.pools), 1)
+                answered_tokens = await self.requests.refresh(engines, self._settle_seconds)
+                small_tokens += answered_tokens
+                if not answered_tokens:
+                    break  # the engines are paused or hang: further requests would stay open as well
                 await self._checked_wait(settled, self._settle_seconds)
             if not settled([]):
                 # There is other traffic: every further wait would take as long without success.
@@ -105,15 +109,6 @@ class IdleWait(MarkedRun):
             and newest[-1].open_requests > 0
             and same_work(newest[0], newest[-1])
         )
-
-    async def _refresh(self) -> int:
-        """Send each engine a small request; their prompt tokens. For a paused engine, which does not answer, 0."""
-        engines = max(len(self.sampler.facts.pools), 1)
-        try:
-            async with asyncio.timeout(self._settle_seconds):
-                return await self.requests.refresh(engines)
-        except TimeoutError:
-            return 0
 
     async def _checked_wait(self, done: Callable[[list[Sample]], bool], seconds: float) -> bool:
         found = await self.recorder.wait_for(lambda samples: done(samples) or self._lost(), seconds)

@@ -143,32 +143,42 @@ class Requests:
     async def offer(self, workload: Workload) -> Outcome:
         """Send a workload's requests at once and wait for all of them; on cancellation all are given up."""
         prompts = self._prompts(workload)
-        refreshes = 0
+        refreshes = small_tokens = 0
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._send(prompt, workload.max_tokens)) for prompt in prompts]
             while self._capabilities.on_completion:
-                await self._refresh()
+                small_tokens += await self._refresh()
                 refreshes += 1
                 if not (await asyncio.wait(tasks, timeout=REFRESH_SECONDS))[1]:
-                    await self._refresh()
+                    small_tokens += await self._refresh()
                     refreshes += 1
                     break
         outcome = _outcome(*(task.result() for task in tasks))
-        return replace(
-            outcome, prompt_tokens=outcome.prompt_tokens + refreshes * REFRESH_PROMPT_TOKENS, refreshes=refreshes
-        )
+        return replace(outcome, prompt_tokens=outcome.prompt_tokens + small_tokens, refreshes=refreshes)
 
-    async def refresh(self, requests: int) -> int:
-        """Send so many small requests at once, at whose end the gauges move; their prompt tokens."""
-        await asyncio.gather(*(self._refresh() for _ in range(requests)))
-        return requests * REFRESH_PROMPT_TOKENS
+    async def refresh(self, requests: int, seconds: float) -> int:
+        """Send so many small requests at once, at whose end the gauges move, and give up those that take longer.
 
-    async def _refresh(self) -> None:
-        """Send a small request, at whose end the gauges move."""
+        Returns the prompt tokens of those that were answered: more would hide as many of other clients.
+        """
+        answered: list[int] = []
+
+        async def send() -> None:
+            answered.append(await self._refresh())
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+                for _ in range(requests):
+                    group.create_task(send())
+        return sum(answered)
+
+    async def _refresh(self) -> int:
+        """Send a small request, at whose end the gauges move; its prompt tokens, 0 where it has no answer."""
         request = _Request(prompt_tokens=REFRESH_PROMPT_TOKENS, max_tokens=1)
         with contextlib.suppress(httpx2.HTTPError, Unreadable):
             await self._stream(request, 1, self.new_prompt(REFRESH_PROMPT_TOKENS))
         self._shown = self._held()
+        return REFRESH_PROMPT_TOKENS if request.generated_tokens else 0
 
     async def ask(self, prompt: Prompt, max_tokens: int) -> Outcome:
         """Send one prompt as it is, and see how long its first token takes."""

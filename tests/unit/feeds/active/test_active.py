@@ -271,18 +271,21 @@ def server_with_stale_gauges() -> Mapping[str, Answer]:
     """A server that shows three running requests from the end of the first request of a step to the next request."""
     stale = threading.Event()
     prompts: list[int] = []
+    running: list[int] = []
 
     def completions(peer: Peer) -> None:
         body = json.loads(peer.request_body)
         prompts.append(len(body["prompt"]))
+        running.append(len(prompts))
         for sent in range(1, int(body["max_tokens"]) + 1):
             event = {"choices": [{"text": "a"}], "usage": {"completion_tokens": sent}}
             peer.send((STREAM if sent == 1 else b"") + f"data: {json.dumps(event)}\n\n".encode())
+        running.pop()
         (stale.set if len(prompts) == WARMUPS + 1 else stale.clear)()
 
     def page(peer: Peer) -> None:
-        running = page_with("vllm:num_requests_running", f"{3.0 * stale.is_set()}")
-        reply(page_with("vllm:prompt_tokens_total", f"{float(sum(prompts))}", page=running))(peer)
+        with_gauge = page_with("vllm:num_requests_running", f"{3.0 if stale.is_set() else len(running)}")
+        reply(page_with("vllm:prompt_tokens_total", f"{float(sum(prompts))}", page=with_gauge))(peer)
 
     return {"/metrics/": page, "/v1/completions": completions}
 

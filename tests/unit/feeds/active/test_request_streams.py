@@ -1,15 +1,23 @@
 """kvdiag's own requests against servers that answer completions in every right and wrong way."""
 
 import gzip
+import itertools
 import json
 
 import pytest
 
-from kvdiag.feeds.active.load_generator import DEFAULT_TOKEN_IDS, MAX_ERROR_CHARACTERS, MAX_EVENT_BYTES
+from kvdiag.engines.vllm import ENGINE
+from kvdiag.feeds.active.load_generator import (
+    DEFAULT_TOKEN_IDS,
+    MAX_ERROR_CHARACTERS,
+    MAX_EVENT_BYTES,
+    REFRESH_PROMPT_TOKENS,
+    Requests,
+)
 from kvdiag.model import Capabilities, Outcome, Workload
 from tests.builders.answers import containing
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, reply, reply_json, silent
-from tests.unit.feeds.active.completions import MODEL, STREAM, chunk, event, failure, offered, one
+from tests.unit.feeds.active.completions import MODEL, STREAM, chunk, event, failure, offered, one, with_client
 
 SENSELESS: tuple[object, ...] = (-1, 2**40, "3", 2.5, None, [], 1)
 """Usages that are no count, or smaller than before."""
@@ -169,6 +177,21 @@ def test_some_fail_and_some_do_not() -> None:
 
     expected = Outcome(completed=3, failed=3, prompt_tokens=30, generated_tokens=6, errors=("HTTP 500: no",))
     assert expected == actual
+
+
+def test_only_answered_small_requests_count_as_own() -> None:
+    """One is answered, one refused and one never answered: the prompt tokens of the others would hide other traffic."""
+    answers = [raw(STREAM, chunk(1), b"data: [DONE]\n\n"), reply("", status=503), silent()]
+    number = itertools.count()
+
+    def answer(peer: Peer) -> None:
+        answers[next(number)](peer)
+
+    with Hostile(answer) as server:
+        actual = with_client(
+            server.url, lambda client: Requests(client, MODEL, engine=ENGINE).refresh(len(answers), seconds=3.0)
+        )
+    assert REFRESH_PROMPT_TOKENS == actual
 
 
 def test_request_is_as_vllm_wants_it() -> None:
