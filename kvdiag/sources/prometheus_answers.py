@@ -338,10 +338,12 @@ def add_samples(
         except (TypeError, ValueError, OverflowError) as error:
             raise _wrong(f"a sample of {dict(key).get('__name__', 'a series')} is no number") from error
         # A sample outside the requested interval would be counted in the next one too.
-        if not (start_seconds - 1.0 <= columns.times[0] and columns.times[-1] <= end_seconds + 1.0):
+        times = columns.times
+        first, last = (times[0], times[-1]) if columns.ascending else (min(times), max(times))
+        if not (start_seconds - 1.0 <= first and last <= end_seconds + 1.0):
             raise _wrong("samples lie outside the requested interval")
-        into.series.setdefault(key, Points()).add(columns.times, columns.values, ascending=columns.ascending)
-        count += len(columns.times)
+        into.series.setdefault(key, Points()).add(times, columns.values, ascending=columns.ascending)
+        count += len(times)
         if into.is_full:
             raise TooMuchError("failed", f"more than {MAX_POINTS:,} samples: shorten --window")
     return count

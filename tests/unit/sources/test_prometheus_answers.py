@@ -130,6 +130,17 @@ def test_a_value_is_a_number_as_servers_write_it(text: str, separators: tuple[st
         add_samples(decoded_answer(body, "x") or {}, START, END, History())
 
 
+@pytest.mark.parametrize("moment", [START - 60.0, END + 60.0, float("inf")])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_times_outside_the_interval_are_refused_wherever_they_stand(moment: float, place: int) -> None:
+    """A time that no clock reaches could not be kept in a file."""
+    points = [(START, "1"), (START + 30.0, "2")]
+    points.insert(place, (moment, "3"))
+    body = json.dumps(matrix(*points), separators=(",", ":")).replace("Infinity", "1e999").encode()
+    with pytest.raises(Unreadable, match="outside"):
+        add_samples(decoded_answer(body, "x") or {}, START, END, History())
+
+
 def test_series_of_one_scrape_share_their_times() -> None:
     """A later answer replaces them and leaves the other series' as they were."""
     answer = matrix((START, "1"), (START + 30.0, "2"))
