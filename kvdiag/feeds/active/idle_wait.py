@@ -6,7 +6,6 @@ mode `mostrecent`): one that lags on a busy host overwrites the figures of the l
 Small requests then make the engines take another step.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

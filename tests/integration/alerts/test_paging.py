@@ -74,7 +74,7 @@ def test_a_server_that_is_down_is_one_page(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("programs_are_here")
 def test_a_version_and_a_servers_own_page_inhibit_those_of_replicas(tmp_path: Path) -> None:
-    """Those of the same verdict on the same version or pod, and no others: none of another fleet's kvdiag or cluster."""
+    """Those of the same verdict on the same version or pod; none of another fleet's kvdiag or cluster."""
     leak = {"id": "leak.device_torch", "model_name": "llama", "version": "0.12.0", "severity": "critical"}
     fleet = {**leak, "alertname": "KvdiagFleetVersion", "engine": "vllm", "namespace": "monitoring", "pod": "fleet-0"}
     replica = {**leak, "alertname": "KvdiagFleetReplica", "namespace": "llm", "pod": "vllm-0"}
