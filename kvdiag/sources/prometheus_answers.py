@@ -193,7 +193,8 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
             return None
         answer: dict[str, Any] = decode(b"".join((*rest, body[place:])), max_values=MAX_ANSWER_VALUES)
         result = answer["data"]["result"]
-        if [one["values"] for one in result if "values" in one] != list(range(len(found))):
+        # As texts: 0.0 and false are equal to 0.
+        if [repr(one["values"]) for one in result if "values" in one] != list(map(repr, range(len(found)))):
             return None
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         return None

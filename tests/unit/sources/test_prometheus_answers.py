@@ -99,6 +99,8 @@ def read_of(text: str) -> object:
         b'{"data":{"result":[{"metric":{},"values":0},{"metric":{},"values":[[1,"2"]]}]}}',
         b'{"data":{"result":[{"metric":{},"values":[[1,"2"]],"values":[[3,"4"]]}]}}',
         b'{"data":{"result":[{"metric":{"values":[[1,"2"]]}}]}}',
+        b'{"data":{"result":[{"metric":{"values":[[1,"2"]]},"values":0.0}]}}',
+        b'{"data":{"result":[{"metric":{"values":[[1,"2"]]},"values":false}]}}',
         b'{"data":{"result":[{"metric":{},"values":[[1,"2"],[3,"4",5,"6"]]}]}}',
         b'{"data":{"result":[{"metric":{},"values":[[1,"2"]',
         b'{"data":{"result":[{"metric":{},"values":[[1,2,"3"],["4"]]}]}}',
