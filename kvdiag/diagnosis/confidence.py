@@ -35,7 +35,7 @@ def confidence_of(verdict: str, status: Status) -> Confidence | None:
 
 
 def with_confidence(finding: Finding) -> Finding:
-    """The finding with how often such ones were right; without, where it may be either of two and names no culprit."""
+    """The finding with the share of such findings that were right; `None` where it may be either of two verdicts."""
     confidence = None if finding.or_id else confidence_of(finding.id, finding.status)
     return replace(finding, confidence=confidence)
 

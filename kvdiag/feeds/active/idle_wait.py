@@ -118,7 +118,7 @@ class IdleWait(MarkedRun):
     def _lost(self) -> bool:
         newest = self.recorder.since(-1)
         if several := next((gap.reason for one in newest for gap in one.gaps if gap.reason in SEVERAL_SERVERS), None):
-            # What was sampled so far is of any of them.
+            # The samples so far may be of any of them.
             raise KvdiagError(several)
         readings = [sample for sample in self.recorder.since(-8 * LOST_SAMPLES) if is_engine_reading(sample)]
         last = readings[-LOST_SAMPLES:]
