@@ -4,16 +4,19 @@ vLLM counts references to a block and not who has them. A block with a reference
 waits for a step in flight and no copy in flight, in three counts with a step of the engine between each, is orphaned:
 it is not released before the server restarts. In this order:
 
-1. A count (`block_count`) has the distinct blocks of each owner. Owners and free blocks add up to the pool; what is
-   missing is unowned.
-2. While more blocks are unowned than known, the blocks without an owner are looked at: those that have a reference are
+1. A check adds up the lengths of all lists. Where that is what is in use, every block has an owner, and nothing else
+   is read: which requests come and end does not matter.
+2. A count (`block_count`) has the distinct blocks of each owner. Owners and free blocks add up to the pool; what is
+   missing is unowned. Counts follow now and then, and at once where a check has found more in use than held.
+3. While more blocks are unowned than known, the blocks without an owner are looked at: those that have a reference are
    suspects, and the next count clears those that the engine has taken meanwhile.
-3. Blocks that the KV connector's own records name are pinned by the connector, not orphaned.
-4. An orphan's last holder is the request that has let go of a list with it; those that ended within one count are not
+4. Blocks that the KV connector's own records name are pinned by the connector, not orphaned.
+5. An orphan's last holder is the request that has let go of a list with it; those that ended within one count are not
    known.
 
-Steps are short, with a pause after `HOLD_SECONDS` of them. The next count waits until the CPU time of the last one is
-spread thinly: one second for each `SHARE_SECONDS` that it took. Prompts and tokens are never read.
+Steps are short, with a pause after `HOLD_SECONDS` of them. The next check and the next count wait until the CPU time of
+the last one is spread thinly: one second for each `CHECK_SECONDS` or `COUNT_SECONDS` that it took. Prompts and tokens
+are never read.
 """
 
 from __future__ import annotations
@@ -28,16 +31,19 @@ from .block_tables import Steps, parts
 from .connector_pins import pinned_ids
 from .schedulers import VLLM
 
-SHARE_SECONDS = 110e-6
-"""CPU time of a second: what a count takes is spread over the seconds after it."""
+CHECK_SECONDS, COUNT_SECONDS = 60e-6, 50e-6
+"""CPU time of a second: what a check or a count takes is spread over the seconds after it."""
 
-MAX_WAIT_SECONDS = 30.0
+MAX_WAIT_SECONDS, MAX_CHECK_WAIT_SECONDS = 60.0, 10.0
 
 LONGEST_SECONDS = 4e-3
 """CPU time of one publication: a count that takes more is completed by the next ones."""
 
 SEARCH_SECONDS = LONGEST_SECONDS
-"""As `SHARE_SECONDS`, while numbers do not add up: blocks are looked at."""
+"""As these two, while numbers do not add up: blocks are looked at."""
+
+TRIES = 3
+"""Checks in a row that find too few blocks held before a count follows: a block may be between two owners."""
 
 RECENT_BLOCKS = 4096
 MAX_LATE = 3
@@ -64,8 +70,8 @@ STEP_SUSPECTS = 64
 MAX_TEXT_CHARACTERS = 128
 MAX_IMPOSSIBLE = 5
 
-COMPLETE = True
-"""Follows the last step of a count: no other begins in the same publication."""
+PAUSE, COMPLETE = False, True
+"""What follows a step that has to wait for the engine, and the last step: no other begins in the same publication."""
 
 
 class _Suspect:
@@ -95,7 +101,8 @@ class Census:
 
     def _begin(self, scheduler: Any) -> None:
         self._of = id(scheduler)
-        self._due_seconds = float("-inf")
+        self._due_seconds = self._count_due_seconds = float("-inf")
+        self._counting = self._alarmed = False
         self._spent_seconds = self._begun_seconds = 0.0
         self._work: Iterator[bool | None] | None = None
         self._result: dict[str, Any] | None = None
@@ -109,7 +116,7 @@ class Census:
         self._unsettled = self._impossible = self._late = 0
         self._known = False
         self._anew = False
-        self._counts = self._closed = 0
+        self._taken = self._counts = self._closed = 0
 
     def read(self) -> dict[str, Any] | None:
         """The newest complete count, `None` without a scheduler or before the first.
@@ -148,15 +155,28 @@ class Census:
                 time.sleep(RELEASE_SECONDS)
         self._spent_seconds += self._cpu_clock() - began_seconds
         if complete:
-            unconfirmed = any(one.counts < CONFIRMED and not one.pinned for one in self._suspects.values())
-            searches = self._unsettled or self._late or self._anew or unconfirmed
-            apart_seconds = self._spent_seconds / (SEARCH_SECONDS if searches else SHARE_SECONDS)
-            self._due_seconds = self._begun_seconds + min(apart_seconds, MAX_WAIT_SECONDS)
-            self._spent_seconds = 0.0
+            spent_seconds, self._spent_seconds = self._spent_seconds, 0.0
+            self._due_seconds = self._begun_seconds + min(spent_seconds / CHECK_SECONDS, MAX_CHECK_WAIT_SECONDS)
+            if self._counting:
+                unconfirmed = any(one.counts < CONFIRMED and not one.pinned for one in self._suspects.values())
+                searches = self._unsettled or self._late or self._anew or unconfirmed
+                apart_seconds = spent_seconds / (SEARCH_SECONDS if searches else COUNT_SECONDS)
+                self._count_due_seconds = self._begun_seconds + min(apart_seconds, MAX_WAIT_SECONDS)
+                checks = self._known and not self._alarmed
+                # A check that was wrong would be again: pins have references, too.
+                self._due_seconds = self._begun_seconds if checks else self._count_due_seconds
 
     def _counts_without_end(self) -> Iterator[bool | None]:
-        """Steps of work, and `COMPLETE` after each count, or where none can be had now."""
+        """Steps of work, and `COMPLETE` after each check and count, or where none can be had now."""
         while (scheduler := VLLM.newest()) is not None:
+            self._counting = not self._known or self._anew or self._clock() >= self._count_due_seconds
+            self._alarmed = False
+            if not self._counting:
+                self._counting = self._alarmed = yield from self._check(scheduler)
+                if not self._counting:
+                    del scheduler
+                    yield COMPLETE
+                    continue
             keeps = bool(self._late) or any(not one.counts for one in self._suspects.values())
             asked = list(self._suspects)
             steps = self._counter.take(scheduler, asked, known=self._known, anew=self._anew, keeps=keeps)
@@ -167,7 +187,8 @@ class Census:
                 yield COMPLETE
                 continue
             # A block that was replaced in the midst of a list is found at the latest then.
-            self._anew = count.unowned < 0 or self._counts % ANEW_COUNTS == ANEW_COUNTS - 1
+            self._taken += 1
+            self._anew = count.unowned < 0 or self._taken % ANEW_COUNTS == 0
             if count.unowned < 0:
                 self._impossible += 1
                 if self._impossible >= MAX_IMPOSSIBLE:
@@ -175,11 +196,33 @@ class Census:
                 yield COMPLETE
                 continue
             self._impossible = 0
-            # Without a step since the last count a block may still be between two owners, unless nothing works.
-            if count.step is not self._step or (count.idle and self._was_idle):
+            if self._is_later(count):
                 yield from self._judge(count, pool)
-            self._step, self._was_idle = count.step, count.idle
             yield COMPLETE
+
+    def _check(self, scheduler: Any) -> Steps:
+        """Whether a count has to follow: more blocks are in use than held, or an orphan was released."""
+        count: Count | None = None
+        for _ in range(TRIES):
+            count = yield from self._counter.check(scheduler, list(self._suspects))
+            if count is not None and count.unowned <= len(self._suspects):
+                if len(count.referenced) < len(self._suspects):
+                    break
+                yield
+                if count.unowned == len(self._suspects) and self._counter.all_run and self._is_later(count):
+                    self._renew(count)
+                return False
+            yield PAUSE
+        return count is not None
+
+    def _is_later(self, count: Count) -> bool:
+        """Whether the engine made a step since the last count: else a block may still be between two owners.
+
+        Not so where nothing works.
+        """
+        step, was_idle = self._step, self._was_idle
+        self._step, self._was_idle = count.step, count.idle
+        return count.step is not step or (count.idle and was_idle)
 
     def _judge(self, count: Count, pool: Any) -> Steps:
         yield
@@ -213,12 +256,11 @@ class Census:
                     suspect.pinned = one in pinned
                     suspect.counts = 1 if suspect.pinned else suspect.counts
         yield
-        self._counts += 1
         self._loading.update(count.loading)
         if self._loading:
             self._loading &= self._counter.requests.keys() | self._counter.ended.keys()
         yield
-        yield from self._publish(count, scheduler, connector)
+        yield from self._publish(count, scheduler)
 
     def _search(self, blocks: list[Any], held: Any) -> Steps:
         """Suspect the blocks that have a reference and no owner, from where the last search ended.
@@ -250,8 +292,10 @@ class Census:
                     wanted.pop(one).holder = name
                 yield
 
-    def _publish(self, count: Count, scheduler: Any, connector: Any) -> Steps:
+    def _publish(self, count: Count, scheduler: Any) -> Steps:
+        self._counts += 1
         now_seconds = self._clock()
+        connector = getattr(scheduler, "connector", None)
         pinned = [one for one in self._suspects.values() if one.pinned]
         orphans = {
             one: suspect
@@ -286,6 +330,21 @@ class Census:
             "pinned_oldest_seconds": _age(now_seconds, [one.since_seconds for one in pinned]),
             "orphans": sorted(orphans)[-MAX_LISTED:],
             "culprits": culprits,
+        }
+
+    def _renew(self, count: Count) -> None:
+        """Publish the figures of a check: whether there are orphans, and who held them, is as before."""
+        self._counts += 1
+        self._closed += 1
+        before = self._result or {}
+        free = {"cached_free": count.cached_free, "free": count.free - count.cached_free, "unconfirmed": 0}
+        self._result = {
+            **before,
+            "at_monotonic_seconds": self._clock(),
+            "owners": {**before["owners"], **count.owners, **free},
+            "groups": count.groups,
+            "counts": self._counts,
+            "closed_counts": self._closed,
         }
 
     def _culprits(self, orphans: dict[int, _Suspect]) -> list[dict[str, Any]]:

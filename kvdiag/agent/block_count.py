@@ -22,15 +22,13 @@ from .block_tables import (
     OWNERS,
     PINNED,
     RUNNING,
+    STEP_ENDED,
     STEP_FIRST,
     STEP_NAMES,
-    STEP_REQUESTS,
-    STEP_TURNS,
     WAITING,
     Group,
     Left,
     Now,
-    Shared,
     Steps,
     parts,
 )
@@ -38,7 +36,7 @@ from .block_tables import (
 KEPT_COUNTS, MAX_KEPT_COUNTS = 3, 12
 """Counts for which the blocks are kept that requests have let go of."""
 
-STEP_ASKED, STEP_LISTS, STEP_MARKED = 64, 4, 8192
+STEP_ASKED, STEP_MARKED = 64, 8192
 
 MAX_ENDED = 2048
 KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_output_tokens")
@@ -85,7 +83,6 @@ class _Moment:
         self.finished: list[str] = []
         self.loading: list[str] = []
         self.without_request: list[tuple[int, list[Any]]] = []
-        self.again: collections.Counter[Group] = collections.Counter()
         self.referenced: set[int] = set()
         self.unhashed = 0
         self.free_list: tuple[Any, ...] = ()
@@ -102,7 +99,8 @@ class Counter:
         """Count nothing yet."""
         self._groups: list[Group] = []
         self._size = 0
-        self._shared: Shared = {}
+        self._alive: set[Any] = set()
+        self._strange: set[str] = set()
         self._gone: list[tuple[str, Any]] = []
         self.left: collections.deque[Left] = collections.deque()
         """What requests have let go of, the newest count first."""
@@ -110,6 +108,9 @@ class Counter:
         """Requests that hold blocks."""
         self.ended: collections.OrderedDict[str, tuple[Any, ...]] = collections.OrderedDict()
         """What is kept of those that do not any more."""
+        self._unhashed = 0
+        self.all_run = False
+        """Whether every request that held blocks in the last count was running."""
 
     def take(
         self, scheduler: Any, asked: list[int], *, known: bool = False, anew: bool = False, keeps: bool = False
@@ -130,29 +131,29 @@ class Counter:
             self._size = size
             null_id = 0 if null is None else null.block_id
             self._groups = [Group(type(manager).__name__, null_id) for manager in managers]
+        unclear = anew or bool(asked and not known)
+        usable = size - (null is not None)
         moment = yield from self._moment(scheduler, managers, pool, asked)
         if moment.torn:
             return None
-        yield from self._rank(scheduler, managers, moment)
-        # A large pool takes seconds to count at first: meanwhile its scheduler may be given up.
-        del scheduler
         while len(self.left) >= (MAX_KEPT_COUNTS if keeps else KEPT_COUNTS):
             yield from _released(self.left.pop())
         left: Left = []
         self.left.appendleft(left)
         for group, now in zip(self._groups, moment.groups, strict=True):
             yield from group.follow(now, left)
-        yield from self._part(moment, left)
-        unclear = anew or bool(asked and not known)
-        apart = bool(moment.again) and any(now.ranks for now in moment.groups)
+        yield from self._part(left)
+        yield from self._rank(scheduler, managers, moment)
+        # A large pool takes seconds to count at first: meanwhile its scheduler may be given up.
+        del scheduler
+        apart = any(now.again for now in moment.groups) and any(now.ranks for now in moment.groups)
         if not (unclear or apart or moment.without_request):
             sizes: list[list[int]] = []
             for group in self._groups:
                 its_sizes = yield from group.sizes()
-                its_sizes[RUNNING] -= moment.again[group]
                 sizes.append(its_sizes)
             yield
-            if sum(map(sum, sizes)) == size - (null is not None) - moment.free - len(moment.referenced):
+            if sum(map(sum, sizes)) == usable - moment.free - len(moment.referenced):
                 blocks = [sum(each) for each in zip(*sizes, strict=True)]
                 yield
                 count = self._count(null, moment, blocks, list(map(sum, sizes)))
@@ -161,6 +162,31 @@ class Counter:
         for group in self._groups:
             yield from group.look(anew=anew)
         return (yield from self._counted(null, moment))
+
+    def check(self, scheduler: Any, asked: list[int]) -> Steps:
+        """As `take`, by nothing but lengths and references: what is in use beyond the blocks asked about is unowned.
+
+        All requests are taken to be running, and blocks that several have begun to share since the last count are
+        counted as often as they are held: then more are held than are in use.
+        """
+        pool, managers = pool_of(scheduler)
+        null = getattr(pool, "null_block", None)
+        moment = _Moment()
+        moment.free_list = _free_list(pool)
+        totals: list[int] = []
+        try:
+            for group, manager in zip(self._groups, managers, strict=True):
+                totals.append((yield from group.total(manager.req_to_blocks, null)))
+        except RuntimeError:
+            # A table grew while it was read.
+            return None
+        yield from self._read_rest(scheduler, managers, pool, asked, moment)
+        moment.unhashed = self._unhashed
+        if moment.torn:
+            return None
+        without = [sum(len(blocks) for rank, blocks in moment.without_request if rank == each) for each in (3, 4)]
+        yield
+        return self._count(null, moment, [sum(totals), 0, 0, *without], totals)
 
     def settle(self, *, explained: bool) -> Steps:
         """Keep how requests ended that may have left blocks behind; release the objects of all that ended."""
@@ -173,11 +199,13 @@ class Counter:
             del self._gone[-STEP_FIRST:]
             yield
 
-    def _part(self, moment: _Moment, left: Left) -> Steps:
+    def _part(self, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
-        for part in parts(map(operator.itemgetter(0), left), STEP_TURNS):
-            names = [name for name in part if not any(name in now.lists for now in moment.groups)]
-            requests = map(self.requests.pop, names, itertools.repeat(None))
+        for part in parts(map(operator.itemgetter(0), left), STEP_ENDED):
+            names = [name for name in part if not any(name in group.lists for group in self._groups)]
+            requests = list(map(self.requests.pop, names, itertools.repeat(None)))
+            self._alive.difference_update(requests)
+            self._strange.difference_update(names)
             self._gone += [one for one in zip(names, requests, strict=True) if one[1] is not None]
             yield
 
@@ -271,8 +299,13 @@ class Counter:
         yield
         null = getattr(pool, "null_block", None)
         for group, manager in zip(self._groups, managers, strict=True):
-            moment.groups.append((yield from group.read(manager.req_to_blocks, null, self._shared)))
+            moment.groups.append((yield from group.read(manager.req_to_blocks, null)))
             yield
+        yield from self._read_rest(scheduler, managers, pool, asked, moment)
+
+    def _read_rest(self, scheduler: Any, managers: list[Any], pool: Any, asked: list[int], moment: _Moment) -> Steps:
+        """Read what is not in lists of requests."""
+        for manager in managers:
             # Both ends of a copy of a block in flight.
             moment.without_request += [
                 (PINNED, list(pair)) for pair in list(getattr(manager, "_pending_cow_copies", ()))
@@ -285,14 +318,6 @@ class Counter:
             looked_at = asked[start : start + STEP_ASKED]
             moment.referenced.update(one for one in looked_at if pool.blocks[one].ref_cnt > 0)
             yield
-        self._shared.pop(0 if null is None else null.block_id, None)
-        for part in parts(list(self._shared.items()), STEP_ASKED):
-            for one, (block, group) in part:
-                if block.ref_cnt > 1:
-                    moment.again[group] += block.ref_cnt - 1
-                else:
-                    del self._shared[one]
-            yield
         moment.free = _whole(moment.free_list[0], "free blocks")
         moment.cached = len(pool.cached_block_hash_to_block) if getattr(pool, "enable_caching", False) else 0
         moment.idle = not scheduler.requests
@@ -302,38 +327,43 @@ class Counter:
 
     def _rank(self, scheduler: Any, managers: list[Any], moment: _Moment) -> Steps:
         """Find out the owners of lists whose request does not run."""
-        ranks: dict[str, int | None] = {}
-        running: set[str] = set()
-        for some in parts(list(scheduler.running)):
-            running.update(map(_request_id, some))
+        for now in moment.groups:
+            for part in parts(now.begun):
+                for name in part:
+                    request = scheduler.requests.get(name)
+                    if request is None:
+                        self._strange.add(name)
+                    elif (known := self.requests.get(name)) is not request:
+                        self._alive.discard(known)
+                        self._alive.add(request)
+                        self.requests[name] = request
+                yield
+        running: set[Any] = set()
+        for some in parts(list(scheduler.running), STEP_NAMES):
+            running.update(some)
+            yield
+        # Requests are compared by identity, which reads nothing of them.
+        others = [*map(_request_id, self._alive - running), *self._strange]
+        yield
+        for part in parts(others):
+            for name in part:
+                rank = self._rank_of(name, scheduler, moment)
+                for group, now, manager in zip(self._groups, moment.groups, managers, strict=True):
+                    blocks = group.lists.get(name)
+                    if blocks is not None and rank is not None and rank != RUNNING:
+                        now.ranks[name] = rank
+                    elif blocks is not None and rank is None and manager.req_to_blocks.get(name) is blocks:
+                        # The blocks of a request that the scheduler has dropped are never released.
+                        now.dropped.add(name)
             yield
         for now, manager in zip(moment.groups, managers, strict=True):
-            others: list[str] = []
-            for part in parts(now.lists, STEP_NAMES):
-                others += itertools.filterfalse(running.__contains__, part)
-                yield
-            for part in parts(now.begun):
-                found = zip(part, map(scheduler.requests.get, part), strict=True)
-                self.requests.update((name, request) for name, request in found if request is not None)
-                yield
-            for number, name in enumerate(others):
-                if name not in ranks:
-                    ranks[name] = self._rank_of(name, scheduler, moment)
-                rank = ranks[name]
-                if rank is not None:
-                    if rank != RUNNING:
-                        now.ranks[name] = rank
-                elif manager.req_to_blocks.get(name) is now.lists[name]:
-                    # The blocks of a request that the scheduler has dropped are never released.
-                    for each in (now.lists, now.sizes, now.nulls):
-                        each.pop(name, None)
-                if number % STEP_REQUESTS == STEP_REQUESTS - 1:
-                    yield
-            cached = getattr(manager, "num_cached_block", None)
+            cached, held = getattr(manager, "num_cached_block", None), now.held
             # The last block of each is not full.
-            hashed = sum(cached.values()) if isinstance(cached, dict) else sum(now.sizes.values()) - len(now.sizes)
-            moment.unhashed += max(sum(now.sizes.values()) - hashed, 0)
+            hashed = sum(cached.values()) if isinstance(cached, dict) else held - len(now.sizes)
+            moment.unhashed += max(held - hashed, 0)
             yield
+        self._unhashed = moment.unhashed
+        self.all_run = not any(now.ranks or now.dropped for now in moment.groups)
 
     def _rank_of(self, name: str, scheduler: Any, moment: _Moment) -> int | None:
         """The owner of a request's blocks; `None` where the scheduler does not know it any more."""
@@ -382,9 +412,9 @@ def _is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
 
 
 def _released(left: Left) -> Steps:
-    """Give up lists, a few at a time: each lets go of all its blocks at once."""
+    """Give up lists, one at a time: each lets go of all its blocks at once."""
     while left:
-        del left[-STEP_LISTS:]
+        del left[-1]
         yield
 
 

@@ -20,15 +20,15 @@ OWNERS = ("running", "waiting", "connector", "deferred", "pinned")
 
 RUNNING, WAITING, CONNECTOR, DEFERRED, PINNED = range(len(OWNERS))
 
-STEP_BLOCKS = 64
+STEP_BLOCKS = 48
 BLOCKS_OF_REQUEST = 8
 """As many blocks take the time that turning to a request does."""
 
-STEP_REQUESTS = 32
+STEP_ENDED = 2
 STEP_FIRST = 8
-STEP_TURNS = 16
 STEP_ITEMS = 32
-STEP_NAMES = 64
+STEP_NAMES = 24
+STEP_LENGTHS = STEP_KNOWN = 64
 
 APPENDED = ("FullAttentionManager", "SinkFullAttentionManager", "CrossAttentionManager")
 """Managers whose lists only grow, but for a copy of a shared block before it is written."""
@@ -39,14 +39,12 @@ PASSED = ("SlidingWindowManager", "ChunkedLocalAttentionManager")
 T = TypeVar("T")
 
 Steps = Generator[Any, None, Any]
-"""Short steps of work, between which the engine may work; `PAUSE` where it must, for the next one is longer."""
-
-PAUSE = False
+"""Short steps of work, between which the engine may work."""
 
 Left = list[tuple[str, list[Any]]]
 """Lists of requests that do not hold their blocks any more."""
 
-_block_id = operator.attrgetter("block_id")
+_block_id, _ref_cnt = operator.attrgetter("block_id"), operator.attrgetter("ref_cnt")
 
 
 def parts(items: Iterable[T], step: int = STEP_ITEMS) -> Iterator[list[T]]:
@@ -63,134 +61,176 @@ def leading(blocks: list[Any], null: Any, known: int = 0) -> int:
 
 
 class Now(NamedTuple):
-    """What the engine has of one group at this moment: its lists, their lengths, the leading null blocks of each.
+    """What the engine has of one group at this moment: the lengths of its lists, their sum, and leading null blocks.
 
-    `begun` are the requests whose list is another one than before, `let_go` the lists of those that have none any more,
-    `ranks` the owners of those that do not run.
+    `begun` are the lists that are others than before, `ended` the requests that have none any more, `again` the
+    references of blocks that are in several lists, beyond the first of each. `ranks` are the owners of lists whose
+    request does not run, `dropped` the requests that the scheduler does not know any more.
     """
 
-    lists: dict[str, list[Any]]
     sizes: dict[str, int]
+    held: int
     nulls: dict[str, int]
-    begun: list[str]
-    let_go: dict[str, list[Any]]
+    begun: dict[str, list[Any]]
+    ended: list[str]
+    again: int
     ranks: dict[str, int]
+    dropped: set[str]
 
-
-Shared = dict[int, tuple[Any, "Group"]]
-"""Blocks that are in several lists of one group, by their ids."""
+    def total(self) -> int:
+        """The distinct blocks in all lists, where null blocks are at the beginning of lists."""
+        return self.held - sum(self.nulls.values()) - self.again
 
 
 class Group:
-    """The ids of the blocks of one KV-cache group by request, as of the last count."""
+    """The lists of one KV-cache group by request, as of the last count, and the ids of their blocks."""
 
     def __init__(self, kind: str, null_id: int) -> None:
         """Without requests; `kind` names the class of the group's manager."""
         self.passes = kind in PASSED
         self._is_kept = kind in APPENDED or self.passes
         self._null_id = null_id
-        self._now = Now({}, {}, {}, [], {}, {})
+        self.lists: dict[str, list[Any]] = {}
+        self._now = Now({}, 0, {}, {}, [], 0, {}, set())
+        self._shared: dict[int, Any] = {}
+        self._searched: dict[str, list[Any]] = {}
         self._nulls: dict[str, int] = {}
         self._ids: dict[str, array.array[int]] = {}
         self.looked_at = 0
         """Blocks, by the last look."""
 
-    def read(self, table: Mapping[str, list[Any]], null: Any, shared: Shared) -> Steps:
-        """What the engine has now, without owners; blocks with several references in lists that are new go to `shared`.
-
-        A block comes into a second list when that list begins: later ones are taken from the free blocks.
-        """
-        yield PAUSE
-        # At once, which is short for thousands of requests.
-        lists = dict(table)
-        yield
-        let_go = dict(self._now.lists)
-        yield
+    def read(self, table: Mapping[str, list[Any]], null: Any) -> Steps:
+        """What the engine has now, without owners."""
         sizes: dict[str, int] = {}
-        begun: list[str] = []
-        for names in parts(lists, STEP_TURNS):
-            those = list(map(lists.__getitem__, names))
-            sizes.update(zip(names, map(len, those), strict=True))
-            before = list(map(let_go.pop, names, itertools.repeat(None)))
-            begun += itertools.compress(names, map(operator.is_not, those, before))
+        held = 0
+        begun: dict[str, list[Any]] = {}
+        for some in parts(table.items(), STEP_NAMES):
+            names, lists = [name for name, _ in some], [blocks for _, blocks in some]
+            begun.update(itertools.compress(some, map(operator.is_not, lists, map(self.lists.get, names))))
+            lengths = list(map(len, lists))
+            sizes.update(zip(names, lengths, strict=True))
+            held += sum(lengths)
+            yield
+        ended: list[str] = []
+        for part in parts(self.lists, STEP_KNOWN):
+            ended += itertools.filterfalse(sizes.__contains__, part)
             yield
         nulls: dict[str, int] = {}
         if self.passes:
-            for part in parts(lists.items()):
-                nulls.update((name, leading(blocks, null, self._now.nulls.get(name, 0))) for name, blocks in part)
+            for some in parts(table.items()):
+                nulls.update((name, leading(blocks, null, self._now.nulls.get(name, 0))) for name, blocks in some)
                 yield
+        yield from self._find_shared(begun, nulls)
+        again = yield from self._again()
+        return Now(sizes, held, nulls, begun, ended, again, {}, set())
+
+    def total(self, table: Mapping[str, list[Any]], null: Any) -> Steps:
+        """The blocks in all lists, by their lengths and by the references of those known to be in several."""
+        total = 0
+        for part in parts(table.values(), STEP_LENGTHS):
+            total += sum(map(len, part))
+            yield
+        if self.passes:
+            for some in parts(table.items()):
+                total -= sum([leading(blocks, null, self._now.nulls.get(name, 0)) for name, blocks in some])
+                yield
+        return total - (yield from self._again())
+
+    def _find_shared(self, lists: dict[str, list[Any]], nulls: dict[str, int]) -> Steps:
+        """Note the blocks of new lists that have several references.
+
+        A block comes into a second list when that list begins: later ones are taken from the free blocks. What was
+        found stands where the engine disturbs the moment.
+        """
         looked_at = 0
-        for name in begun:
-            for block in itertools.islice(lists[name], nulls.get(name, 0), None):
+        for name, blocks in lists.items():
+            if self._searched.get(name) is blocks:
+                continue
+            for block in itertools.islice(blocks, nulls.get(name, 0), None):
                 looked_at += 1
                 if block.ref_cnt > 1:
-                    shared[block.block_id] = block, self
+                    self._shared[block.block_id] = block
                 elif not self.passes:
                     break
                 if looked_at >= STEP_BLOCKS:
                     looked_at = 0
                     yield
+            self._searched[name] = blocks
             looked_at += BLOCKS_OF_REQUEST
             if looked_at >= STEP_BLOCKS:
                 looked_at = 0
                 yield
         yield
-        return Now(lists, sizes, nulls, begun, let_go, {})
+
+    def _again(self) -> Steps:
+        """The references of blocks in several lists, beyond the first of each; forgets those that are in one."""
+        again = 0
+        self._shared.pop(self._null_id, None)
+        for part in parts(list(self._shared.values())):
+            counts = list(map(_ref_cnt, part))
+            again += sum(counts) - len(counts) + counts.count(0)
+            if min(counts) <= 1:
+                for block in itertools.compress(part, map((2).__gt__, counts)):
+                    del self._shared[block.block_id]
+            yield
+        return again
 
     def follow(self, now: Now, left: Left) -> Steps:
-        """Give up what requests do not hold any more; those lists are added to `left`."""
-        before, self._now = self._now, now
-        for lists in parts(now.let_go.items()):
-            left += lists
-            yield
-        resumed: list[str] = []
-        for names in parts(now.begun):
-            # One with another list was preempted, and has resumed.
-            again = list(filter(before.lists.__contains__, names))
-            resumed += again
-            left += zip(again, map(before.lists.__getitem__, again), strict=True)
-            yield
-        for part in parts((*resumed, *now.let_go) if self._ids or self._nulls else ()):
-            for name in part:
+        """Take over what the engine has now; the lists that requests do not hold any more are added to `left`."""
+        self._now = now
+        # One with another list was preempted, and has resumed.
+        for part in parts((*now.ended, *filter(self.lists.__contains__, now.begun)), STEP_ENDED):
+            left += zip(part, map(self.lists.pop, part), strict=True)
+            for name in part if self._ids or self._nulls else ():
                 self._ids.pop(name, None)
                 self._nulls.pop(name, None)
             yield
+        self.lists.update(now.begun)
+        self._searched.clear()
+        yield
 
     def sizes(self) -> Steps:
-        """The blocks of each owner's requests, where none is shared, and null blocks are at the beginning of lists."""
+        """The distinct blocks of each owner's requests."""
         now = self._now
         sizes = [0] * len(OWNERS)
-        sizes[RUNNING] = sum(now.sizes.values()) - sum(now.nulls.values())
+        sizes[RUNNING] = now.total()
         yield
-        for part in parts(now.ranks.items()):
-            for name, rank in part:
-                size = now.sizes[name] - now.nulls.get(name, 0)
-                sizes[RUNNING] -= size
-                sizes[rank] += size
-            yield
+        if now.ranks or now.dropped:
+            for part in parts((*now.ranks, *now.dropped)):
+                for name in part:
+                    size = now.sizes[name] - now.nulls.get(name, 0)
+                    sizes[RUNNING] -= size
+                    if name in now.ranks:
+                        sizes[now.ranks[name]] += size
+                yield
         return sizes
 
     def look(self, *, anew: bool) -> Steps:
         """Look at the blocks that came since the last look, or at all."""
+        now = self._now
         if anew or not self._is_kept:
             self._ids.clear()
             self._nulls.clear()
-        now = self._now
-        for part in parts(now.nulls.items()):
-            for name, nulls in part:
+        for name in now.dropped:
+            self._ids.pop(name, None)
+        for passed in parts(now.nulls.items()):
+            for name, nulls in passed:
                 if nulls != self._nulls.get(name, 0):
                     self._pass(name, nulls)
             yield
-        known = map(len, map(self._ids.get, now.sizes, itertools.repeat(())))
-        self.looked_at = 0
-        behind = [name for (name, size), ids in zip(now.sizes.items(), known, strict=True) if size != ids]
-        yield
-        looked_at = 0
-        for name in behind:
+        behind: list[tuple[str, int]] = []
+        for some in parts(now.sizes.items(), STEP_NAMES):
+            known = map(len, map(self._ids.get, [name for name, _ in some], itertools.repeat(())))
+            behind += [one for one, ids in zip(some, known, strict=True) if one[1] != ids]
+            yield
+        self.looked_at = looked_at = 0
+        for name, size in behind:
+            if name in now.dropped:
+                continue
             ids = self._ids.get(name)
             if ids is None:
                 ids = self._ids[name] = array.array("i")
-            blocks, size = now.lists[name], now.sizes[name]
+            blocks = self.lists[name]
             # One that is shorter than it was.
             del ids[size:]
             while (at := len(ids)) < size:

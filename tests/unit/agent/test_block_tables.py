@@ -113,6 +113,35 @@ def test_count_follows_the_engine(seed: int, groups: int) -> None:
             assert [len(each) for each in held_by_group(scheduler)] == count.groups
 
 
+def checked(counter: Counter, scheduler: Scheduler) -> int:
+    """Blocks in use beyond those in lists, by a check."""
+
+    def steps() -> Iterator[Any]:
+        yield (yield from counter.check(scheduler, []))
+
+    *_, count = steps()
+    assert isinstance(count, Count)
+    return count.unowned
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_check_accuses_no_healthy_engine_and_misses_no_lost_block(seed: int) -> None:
+    """Lengths exceed what is in use only by what requests began to share since a count."""
+    rng = random.Random(seed)  # noqa: S311 - moves, not secrets
+    scheduler, counter = Scheduler(2001, 2), Counter()
+    managers: list[Any] = scheduler.kv_cache_manager.coordinator.single_type_managers
+    managers[1] = SlidingWindowManager(scheduler.pool)
+    for number in range(MOVES):
+        moved(scheduler, rng, number)
+        if number % 10 == 0:
+            taken(counter, scheduler)
+            assert 0 == checked(counter, scheduler)
+        assert 0 >= checked(counter, scheduler)
+    taken(counter, scheduler)
+    scheduler.pool.get_new_blocks(3)
+    assert 3 == checked(counter, scheduler)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_moves_within_a_count_leave_nothing_behind(seed: int) -> None:
     """The engine moves between the steps of some counts: the next one, which it leaves alone, is as walked."""
