@@ -1,9 +1,10 @@
 """Who holds the pages of SGLang's KV pool, and how many have no owner, as counted in its scheduler's process.
 
-A look (`sglang_pool`) is a few numbers of the scheduler's own, and costs some microseconds. In this order:
+A look (`sglang_pool`) is a few numbers of the scheduler's own and of each request. In this order:
 
-1. A publication looks once the scheduler is at rest. In between, the requests that run are noted ten times a second
-   where they have changed, and where one has ended, another look follows, within `BUDGET_SECONDS` of a second.
+1. A publication looks once the scheduler is at rest and the CPU time of the last look is spread thinly. In between, the
+   requests that run are noted ten times a second where they have changed. While pages without an owner are not
+   confirmed, and for `CLOSE_SECONDS` after, every publication looks, and so does a note of one that has ended.
 2. Pages without an owner in three looks in a row, with a forward pass between each, are orphaned: the least of the
    three. Cached pages that are in use in three looks while nothing runs are, too: their lock is never released.
 3. Where the pages without an owner grew, the requests that ended since the look before held them: one, or one of
@@ -16,17 +17,22 @@ Prompts and tokens are never read.
 from __future__ import annotations
 
 import collections
-import itertools
 import operator
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .schedulers import SGLANG
 from .sglang_pool import Look, active, is_quiet, is_same, lists_of, look, refusal
 
-BUDGET_SECONDS = 150e-6
-"""CPU time of all looks of one second beyond the first, after which no other begins."""
+LOOK_SECONDS = 80e-6
+"""CPU time of a second: what a look takes is spread over the seconds after it."""
+
+MAX_WAIT_SECONDS = 10.0
+CLOSE_SECONDS = 10.0
+BUDGET_SECONDS = 1e-3
+"""CPU time of the looks after requests that ended, of one second, after which no other begins."""
 
 POLL_SECONDS = 0.1
 TRIES = 8
@@ -52,8 +58,9 @@ class _Group(NamedTuple):
 class SGLangCensus:
     """Reads the scheduler of this process, if it has one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Read nothing yet."""
+        self._clock = clock
         self._begin(None)
 
     def _begin(self, scheduler: Any) -> None:
@@ -62,7 +69,8 @@ class SGLangCensus:
         self._engine: str | None = "0"
         self._result: dict[str, Any] | None = None
         self._lists: list[Any] = []
-        self._alive: dict[int, Any] = {}
+        self._alive: set[Any] = set()
+        self._finished: set[Any] = set()
         self._ended: list[dict[str, Any]] = []
         self._ended_before: list[dict[str, Any]] = []
         self._looks: collections.deque[int] = collections.deque(maxlen=CONFIRMED)
@@ -72,6 +80,7 @@ class SGLangCensus:
         self._contradiction: str | None = None
         self._counts = self._closed = self._orphaned = self._fewer = self._impossible = 0
         self._left_seconds = 0.0
+        self._due_seconds = self._close_until_seconds = float("-inf")
 
     def read(self) -> dict[str, Any] | None:
         """The newest count, `None` without a scheduler, before the first, and on ranks that share another's pool.
@@ -83,7 +92,12 @@ class SGLangCensus:
         if scheduler is None or self._engine is None:
             return None
         self._left_seconds = BUDGET_SECONDS
-        self._look_at_rest(scheduler)
+        now_seconds = self._clock()
+        if now_seconds >= self._due_seconds or now_seconds < self._close_until_seconds:
+            began_seconds = time.thread_time()
+            self._look_at_rest(scheduler)
+            apart_seconds = (time.thread_time() - began_seconds) / LOOK_SECONDS
+            self._due_seconds = now_seconds + min(apart_seconds, MAX_WAIT_SECONDS)
         if self._contradiction is not None:
             raise ValueError(self._contradiction)
         return self._result
@@ -105,11 +119,12 @@ class SGLangCensus:
             return None
         # A batch that some leave gets another list, and others come to its end.
         if not is_same(self._lists, lists_of(scheduler)):
-            began_seconds = time.thread_time()
             self._note(scheduler)
-            if self._ended and self._left_seconds > 0:
+            close = self._left_seconds > 0 and self._clock() < self._close_until_seconds
+            if close and self._ended and is_quiet(SGLANG.thread):
+                began_seconds = time.thread_time()
                 self._look(scheduler, SGLANG.thread)
-            self._left_seconds -= time.thread_time() - began_seconds
+                self._left_seconds -= time.thread_time() - began_seconds
         return POLL_SECONDS
 
     def last_look(self) -> dict[str, Any] | None:
@@ -139,18 +154,19 @@ class SGLangCensus:
     def _note(self, scheduler: Any) -> None:
         """Keep how requests ended that no longer run; release their objects."""
         self._lists = lists_of(scheduler)
-        # One that has ended leaves its batch with the next step.
-        running = list(itertools.filterfalse(_finished_reason, active(scheduler)[:MAX_REQUESTS]))
-        alive = dict(zip(map(id, running), running, strict=True))
-        for gone in self._alive.keys() - alive.keys():
-            request = self._alive[gone]
-            self._ended.append({"id": str(request.rid)[:MAX_TEXT_CHARACTERS], **_about(request)})
+        running = set(active(scheduler))
+        if ended := self._alive - running:
+            self._end(ended)
+        self._finished &= running
+        self._alive = running - self._finished if self._finished else running
+
+    def _end(self, requests: set[Any]) -> None:
+        self._ended += [{"id": str(one.rid)[:MAX_TEXT_CHARACTERS], **_about(one)} for one in requests]
         del self._ended[:-MAX_REQUESTS]
-        self._alive = alive
 
     def _look(self, scheduler: Any, thread: int | None, *, settled: bool = False) -> bool:
         """Look once and judge it; returns whether the scheduler was at rest."""
-        found = look(scheduler, thread)
+        found = look(scheduler, self._alive | self._finished, thread)
         if found is None:
             return False
         if found.free == found.usable:
@@ -190,6 +206,8 @@ class SGLangCensus:
         self._orphaned = max(self._orphaned, confirmed)
         orphaned = min(self._orphaned, unowned)
         self._closed = 0 if unowned > orphaned else self._closed + 1
+        if unowned > orphaned:
+            self._close_until_seconds = self._clock() + CLOSE_SECONDS
         self._publish(found, orphaned, unowned - orphaned, locked)
 
     def _blame(self, unowned: int) -> None:
@@ -198,6 +216,12 @@ class SGLangCensus:
             self._groups.pop()
         known = self._groups[-1].unowned if self._groups else 0
         if unowned > known:
+            self._close_until_seconds = self._clock() + CLOSE_SECONDS
+            # One that has ended leaves its batch with the next step.
+            finished = set(filter(_finished_reason, self._alive))
+            self._end(finished)
+            self._finished |= finished
+            self._alive -= finished
             ended = self._ended or self._ended_before
             self._groups.append(_Group(unowned, unowned - known, ended[-MAX_LISTED:]))
             del self._groups[:-MAX_GROUPS]

@@ -11,6 +11,7 @@ Read in the source of SGLang 0.5.6 to 0.5.23; before, a request does not say how
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 import time
@@ -36,7 +37,15 @@ _RECORDS = (
 0.5.23, 0.5.18, and 0.5.6 to 0.5.15.
 """
 
-_KV, _NEWEST = operator.attrgetter("kv"), operator.attrgetter("req_pool_idx", "kv_allocated_len", "cache_protected_len")
+_KV = operator.attrgetter("kv")
+
+
+class _Record(NamedTuple):
+    """What a request or a session holds."""
+
+    req_pool_idx: int | None
+    kv_allocated_len: int
+    cache_protected_len: int
 
 
 class Look(NamedTuple):
@@ -84,24 +93,24 @@ def refusal(scheduler: Any) -> str | None:
     return None
 
 
-def look(scheduler: Any, thread: int | None) -> Look | None:
-    """A look, or `None` where the scheduler is moving pages; with no `thread` it is known not to.
+def look(scheduler: Any, running: set[Any], thread: int | None) -> Look | None:
+    """A look, or `None` where the scheduler moved pages meanwhile; with no `thread` it is known not to.
+
+    `running` are those of `active`. The scheduler's thread `is_quiet`.
 
     Raises:
         AttributeError, TypeError, ValueError: this version of SGLang keeps its pages in another way.
     """
-    if thread is not None and not is_quiet(thread):
-        return None
     before = _mark(scheduler)
     page = _whole(scheduler.token_to_kv_pool_allocator.page_size, "page_size")
-    running = active(scheduler)
-    waiting = scheduler.waiting_queue
-    rows: set[int] = set()
+    waiting = [one for one in scheduler.waiting_queue[:MAX_WAITING] if one not in running]
+    sessions = _sessions(scheduler.tree_cache)
     # A row belongs to the first of them: a request may run on a session's.
+    rows: set[int] | None = set() if sessions else None
     by_owner = (
-        _held(running, rows, page),
-        _held(waiting[:MAX_WAITING], rows, page),
-        _held(_sessions(scheduler.tree_cache), rows, page),
+        _held(list(running), rows, page),
+        _held(waiting, rows, page),
+        _held(sessions, rows, page),
     )
     idle = not running and not waiting
     after = _mark(scheduler)
@@ -177,41 +186,46 @@ def _current(scheduler: Any) -> Any:
     return scheduler.cur_batch if hasattr(scheduler, "cur_batch") else scheduler.cur_batch_for_debug
 
 
-def _held(holders: list[Any], rows: set[int], page: int) -> int:
-    """Pages of those holders whose rows are not counted yet."""
-    total = 0
+def _held(holders: list[Any], rows: set[int] | None, page: int) -> int:
+    """Pages of those holders; with `rows`, of those whose row is not counted yet."""
+    total = owned_tokens = 0
     for start in range(0, len(holders), SLICE_REQUESTS):
         if start:
             time.sleep(RELEASE_SECONDS)
-        records = _records(holders[start : start + SLICE_REQUESTS])
-        some = {record[0]: record for record in records if record[0] not in rows}
-        some.pop(None, None)
-        rows.update(some)
-        # Both rounded up: the cache owns whole pages.
-        total += sum([-(-allocated // page) + -protected // page for _, allocated, protected in some.values()])
-        if any(protected % page for _, _, protected in some.values()):
-            raise ValueError("the radix cache does not own whole pages of a request")
-    return total
+        for one in _records(holders[start : start + SLICE_REQUESTS]):
+            if one is None or one.req_pool_idx is None:
+                continue
+            if rows is not None:
+                if one.req_pool_idx in rows:
+                    continue
+                rows.add(one.req_pool_idx)
+            # Rounded up: the cache owns whole pages.
+            total -= -one.kv_allocated_len // page
+            owned_tokens += one.cache_protected_len
+    if owned_tokens % page:
+        raise ValueError("the radix cache does not own whole pages of a request")
+    return total - owned_tokens // page
 
 
-def _records(holders: list[Any]) -> list[tuple[Any, int, int]]:
-    """The records of holders; one by one only where they are not of the newest form."""
-    try:
-        return list(map(_NEWEST, map(_KV, holders)))
-    except AttributeError:
-        return list(map(_record, holders))
+def _records(holders: list[Any]) -> list[Any]:
+    """The records of holders, `None` where one has none; one by one only where they are not of the newest form."""
+    with contextlib.suppress(AttributeError):
+        records = list(map(_KV, holders))
+        if hasattr(next((one for one in records if one is not None), None), "cache_protected_len"):
+            return records
+    return list(map(_record, holders))
 
 
-def _record(holder: Any) -> tuple[Any, int, int]:
+def _record(holder: Any) -> _Record | None:
     for get in _RECORDS:
         try:
-            record = get(holder)
+            record = _Record(*get(holder))
         except AttributeError:
             continue
         # Until 0.5.18 a request keeps its row for a moment after its pages are free.
-        return (None, 0, 0) if getattr(holder, "kv_committed_freed", False) else record
+        return None if getattr(holder, "kv_committed_freed", False) else record
     if getattr(holder, "kv", holder) is None or getattr(holder, "req_pool_idx", holder) is None:
-        return None, 0, 0
+        return None
     raise AttributeError("a request does not say how much it has allocated, as SGLang does from 0.5.6 on")
 
 

@@ -1,5 +1,6 @@
 """The census of SGLang's pages: owners that add up to the pool, and orphans with the requests that ended with them."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,11 @@ def scheduler() -> Iterator[SGLang]:
     SGLANG.forget()
 
 
+def watched() -> SGLangCensus:
+    """A census whose next look is always due."""
+    return SGLangCensus(clock=itertools.count(0.0, 60.0).__next__)
+
+
 def counted(scheduler: SGLang, census: SGLangCensus, times: int = 3) -> dict[str, Any]:
     """The last of some counts, each in a forward pass of its own."""
     found: list[dict[str, Any]] = [scheduler.run_batch(census.read) for _ in range(times)]
@@ -47,7 +53,7 @@ def test_owners_add_up_to_the_pool(scheduler: SGLang) -> None:
     scheduler.tree_cache.sessions = {"s": Request("", 90, 4, 2).kv, "in use": scheduler.requests[0].kv}
     scheduler.waiting_queue.append(Request("waits", 91, 2, 0))
     scheduler.free(PAGES - 10 - 3 - 7 - 4 - 2)
-    count = counted(scheduler, SGLangCensus())
+    count = counted(scheduler, watched())
     expected = {"running": 10, "waiting": 2, "session": 4, "cached_protected": 3, "cached_free": 7, "free": 74}
     assert expected == held(count)
     assert (3, 3, "0") == (count["counts"], count["closed_counts"], count["engine"])
@@ -55,7 +61,7 @@ def test_owners_add_up_to_the_pool(scheduler: SGLang) -> None:
 
 def test_orphans_have_the_request_that_ended(scheduler: SGLang) -> None:
     """Confirmed in three counts; a request that ends alone is known, with its lengths and its end."""
-    census = SGLangCensus()
+    census = watched()
     requests = [scheduler.start(name, pages=5) for name in ("stays", "aborted", "finished")]
     counted(scheduler, census)
     scheduler.finish(requests[1], FINISH_ABORT(), lose=2)
@@ -69,7 +75,7 @@ def test_orphans_have_the_request_that_ended(scheduler: SGLang) -> None:
 
 def test_requests_that_end_at_once_are_named_together(scheduler: SGLang) -> None:
     """Which of them held the pages is unknown; pages that find an owner again are no request's."""
-    census = SGLangCensus()
+    census = watched()
     requests = [scheduler.start(name, pages=5) for name in ("one", "two", "three")]
     counted(scheduler, census)
     scheduler.finish(requests[0], FINISH_LENGTH(), lose=1)
@@ -84,7 +90,7 @@ def test_requests_that_end_at_once_are_named_together(scheduler: SGLang) -> None
 
 def test_pages_in_motion_are_not_counted(scheduler: SGLang) -> None:
     """Outside a forward pass, in the midst of an allocation, there is no count, and within one pass only one."""
-    census = SGLangCensus()
+    census = watched()
     assert census.read() is None
     count = scheduler.run_batch(lambda: [scheduler.start("one", 5), census.read(), census.read()])[-1]
     assert 1 == count["counts"]
@@ -92,7 +98,7 @@ def test_pages_in_motion_are_not_counted(scheduler: SGLang) -> None:
 
 def test_request_between_polls_is_known(scheduler: SGLang) -> None:
     """A request that runs for less than a second is noted by a poll, and its pages are looked at when it has ended."""
-    census = SGLangCensus()
+    census = watched()
     counted(scheduler, census)
     request = scheduler.start("short", pages=5)
     assert scheduler.run_batch(census.poll) is not None
@@ -102,9 +108,26 @@ def test_request_between_polls_is_known(scheduler: SGLang) -> None:
     assert ("short", 3) == (culprit["id"], culprit["blocks"])
 
 
+def test_request_that_has_not_left_its_batch_is_known(scheduler: SGLang) -> None:
+    """It has ended and lost pages, and is listed until the next step; it is not among those that end later."""
+    census = watched()
+    requests = [scheduler.start(name, pages=5) for name in ("one", "two")]
+    counted(scheduler, census)
+    batch = scheduler.running_batch.reqs
+    scheduler.finish(requests[0], FINISH_ABORT(), lose=2)
+    requests[0].kv = None
+    scheduler.running_batch.reqs = batch
+    counted(scheduler, census)
+    scheduler.running_batch.reqs = batch[1:]
+    scheduler.finish(requests[1], FINISH_LENGTH(), lose=1)
+    culprits = counted(scheduler, census)["culprits"]
+    assert [("one", 2), ("two", 1)] == [(one["id"], one["blocks"]) for one in culprits]
+    assert all("among" not in one for one in culprits)
+
+
 def test_lock_that_stays_is_an_orphan(scheduler: SGLang) -> None:
     """Cached pages in use while nothing runs can never be evicted; new locks of requests are theirs."""
-    census = SGLangCensus()
+    census = watched()
     scheduler.tree_cache.protected = 4 * PAGE_TOKENS
     scheduler.free(PAGES - 4)
     for _ in range(2):
@@ -118,7 +141,7 @@ def test_lock_that_stays_is_an_orphan(scheduler: SGLang) -> None:
 
 def test_cleared_cache_ends_orphans(scheduler: SGLang) -> None:
     """A flush frees all pages, orphans too."""
-    census = SGLangCensus()
+    census = watched()
     scheduler.free(PAGES - 4)
     assert {"orphaned": 4, "free": 96} == held(counted(scheduler, census))
     scheduler.free(PAGES)
@@ -157,7 +180,7 @@ def part_of_a_page(scheduler: SGLang) -> None:
 )
 def test_count_that_cannot_be_is_an_error(scheduler: SGLang, change: Callable[[SGLang], None], reason: str) -> None:
     """Its reason is published instead."""
-    census = SGLangCensus()
+    census = watched()
     scheduler.free(PAGES - 4)
     counted(scheduler, census)
     change(scheduler)
@@ -181,13 +204,13 @@ def test_pools_with_other_owners_are_refused(scheduler: SGLang, where: str, name
     """No figure is better than one whose owners are not all known."""
     setattr(getattr(scheduler, where) if where else scheduler, name, value)
     with pytest.raises(ValueError, match=r"not counted|no list|different sizes"):
-        scheduler.run_batch(SGLangCensus().read)
+        scheduler.run_batch(watched().read)
 
 
 def test_mirrored_rank_publishes_nothing(scheduler: SGLang) -> None:
     """The ranks of a tensor-parallel group hold the same pages: the first counts them."""
     scheduler.attn_tp_rank = 1
-    assert scheduler.run_batch(SGLangCensus().read) is None
+    assert scheduler.run_batch(watched().read) is None
 
 
 def of_0_5_18(request: Request) -> None:
@@ -210,8 +233,8 @@ def test_requests_of_older_versions_are_read(scheduler: SGLang, older: Callable[
     freed.kv_committed_freed = True  # type: ignore[attr-defined]
     scheduler.requests.append(freed)
     scheduler.cur_batch = None  # type: ignore[attr-defined]
-    assert {"running": 5, "free": 95} == held(counted(scheduler, SGLangCensus()))
+    assert {"running": 5, "free": 95} == held(counted(scheduler, watched()))
     del vars(scheduler.requests[0])["kv_allocated_len"]
     vars(scheduler.requests[0]).pop("kv", None)
     with pytest.raises(AttributeError, match=r"0\.5\.6"):
-        scheduler.run_batch(SGLangCensus().read)
+        scheduler.run_batch(watched().read)
