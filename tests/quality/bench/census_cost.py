@@ -63,6 +63,8 @@ class Engine:
             block.ref_cnt = 0
         for number in range(REQUESTS):
             self._start(FIRST_BLOCKS + (LAST_BLOCKS - FIRST_BLOCKS) * number // REQUESTS)
+        # As vLLM does once it has started: the collector does not visit its blocks.
+        gc.freeze()
 
     @property
     def _lists(self) -> dict[str, list[Any]]:
@@ -218,11 +220,13 @@ def measured_sglang() -> tuple[float, list[float]]:
     scheduler = Sglang(BLOCKS)
     for number in range(REQUESTS):
         scheduler.start(f"request {number}", BLOCKS_PER_REQUEST)
-    census = sglang_census.SGLangCensus()
+    now_seconds = [0.0]
+    census = sglang_census.SGLangCensus(lambda: now_seconds[0])
     spent_seconds = 0.0
     with pauses() as (held, _, resume):
         for part in range(10 * SGLANG_SECONDS):
             scheduler.work(part)
+            now_seconds[0] = part / 10
             began_seconds = time.thread_time()
             resume()
             census.poll()
@@ -238,8 +242,6 @@ def main() -> int:
     # As in vLLM, where the census does not import it.
     importlib.import_module("numpy")
     engine = Engine()
-    # As vLLM does once it has started: the collector does not visit its blocks.
-    gc.freeze()
     cpu, held, held_by_clock, apart_seconds = measured(engine)
     share, looks = looked(engine.scheduler)
     sharing, sharing_held, _, sharing_apart_seconds = measured(Engine(SHARED_BLOCKS))
