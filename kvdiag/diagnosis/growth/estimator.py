@@ -30,7 +30,8 @@ suspect.
 Those that fail at 2 to 6 are explained: `none`. Those that fail at 7 to 10 have grown and may yet be noise: `unknown`.
 A fault of a window that ended before holds (`held`) while its growth is not released, and continues or has only just
 stopped, where a later history only looks uneven or slower. After a longer pause, or once half of it has been released,
-the fault ends, and growth after it is judged as new.
+the fault ends, and growth after it is judged as new. So it does where the whole history turns out to have ended, or
+slows down (short windows), and where steps that decided by their number have paused for longer than they ever did.
 Two doubts lower a window that passed: a whole history that slows down, over the work done as well, makes a short one
 `slowing` (unknown), and memory that a garbage collector may return is no fault over a short window without a past,
 unless it is much and its rate keeps up where that of a warm-up would fall (`no past`, a suspect).
@@ -51,7 +52,7 @@ from kvdiag.diagnosis.growth.growth_evidence import (
     Series,
 )
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
-from kvdiag.diagnosis.growth.growth_windows import Minutes, rises_of_fifths, slowing
+from kvdiag.diagnosis.growth.growth_windows import Minutes, ends, rises_of_fifths, slowing
 
 
 def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | None = None) -> Assessment:
@@ -73,9 +74,13 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
     windows = tuple(one for one in found if one is not None)
     work = None if still else _Work.of(series, limits)
 
+    def less_work(then: Minutes) -> bool:
+        """Whether growth until a moment may have slowed down only because the engines did less."""
+        return work is not None and work.keeps_up(count - len(then.medians), limits)
+
     def slows(then: Minutes) -> bool:
-        """Whether the history until a moment slows down, and not only because the engines did less."""
-        return slowing(then, limits) and (work is None or not work.keeps_up(count - len(then.medians), limits))
+        """Whether the history until a moment slows down by itself."""
+        return slowing(then, limits) and not less_work(then)
 
     judged_by_work = None if any(one.status == "fault" for one in windows) else work
     if judged_by_work is not None:
@@ -85,14 +90,14 @@ def assess(series: Series, limits: GrowthLimits, served_since_seconds: float | N
             replace(one, status="unknown", reason="slowing") if _is_doubted(one, limits) else one for one in windows
         )
     if not still and not any(one.status == "fault" for one in windows):
-        # That a history slows down is known later, and doubts what it showed before.
-        now = slows(minutes)
+        # That a history slows down, or ends, is known later, and doubts what it showed before.
+        now = (slowing(minutes, limits) or ends(minutes, limits)) and not less_work(minutes)
         held = minutes.held(
             fitting,
             limits,
             lambda one, past: one.window_hours >= limits.slowing_hours or not (now or slows(past)),
         )
-        if held is None and judged_by_work is not None:
+        if held is None and judged_by_work is not None and not now:
             held = judged_by_work.held(fitting, limits)
         windows += (held,) if held is not None else ()
     sure = ((one.status == "fault", one.window_hours * HOUR_SECONDS + one.age_seconds) for one in windows if one.grows)

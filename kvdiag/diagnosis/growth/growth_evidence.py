@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -64,8 +65,8 @@ class GrowthEvidence:
     `since_seconds` is when the longest window that is as sure of the growth as any began. `over_work`: the window was
     judged over the work done in it, and its rates are means over its time. `keeps_up`: its later half climbs faster
     than the slowest warm-up would. `p_steps` is the probability of its steps where levels move either way.
-    `by_count`: their number alone decided. `age_seconds` is how long
-    ago it ended, of growth that is held.
+    `by_count`: their number alone decided, and `pause_minutes` after the window without another they have ended.
+    `age_seconds` is how long ago it ended, of growth that is held.
     """
 
     status: GrowthStatus
@@ -90,6 +91,7 @@ class GrowthEvidence:
     p_steps: float = 1.0
     age_seconds: float = 0.0
     by_count: bool = False
+    pause_minutes: float = math.inf
 
     @property
     def grows(self) -> bool:

@@ -125,6 +125,9 @@ class GrowthLimits:
     step_patience: float = 3.0
     """Mean intervals after the last step from which they have ended: of steps by chance one in twenty waits so long."""
 
+    longest_pause_ratio: float = 2.0
+    """Time after the last step, over the longest between two of them, from which a fault by their number has ended."""
+
     record_ratio: float = 0.05
     """Rise of the highest load so far from which a step at that time may be a high-water mark."""
 
@@ -148,6 +151,9 @@ class GrowthLimits:
     paused_ratio: float = 1.0 / 3.0
     held_rate_ratio: float = 0.25
     """How long it holds, in windows, at less than this share of its rate: then the growth has ended."""
+
+    held_later_ratio: float = 1.0 / 3.0
+    """Rise of the later half of the whole history over the earlier, below which no short window holds: a warm-up."""
 
     held_steps: int = 6
     held_share: int = 12

@@ -20,7 +20,7 @@ from kvdiag.diagnosis.growth.growth_evidence import (
 )
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.minute_load import MinuteLoad, binned, mean_of
-from kvdiag.diagnosis.growth.step_growth import continues, p_steps, records
+from kvdiag.diagnosis.growth.step_growth import continues, p_steps, pause_bins, records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Minutes:
 
     def until(self, back: int) -> Minutes:
         """The minutes without so many of the newest ones."""
-        end = len(self.medians) - back
+        end = max(len(self.medians) - back, 0)
         return replace(self, medians=self.medians[:end], lows=self.lows[:end])
 
     def held(
@@ -106,10 +106,11 @@ class Minutes:
                     continue
                 past = self.until(back)
                 one = past.judged(size, limits) if then - least < limits.released_ratio * (then - before) else None
-                if one is not None and one.status == "fault":
-                    one = replace(one, reason="held", age_seconds=back * MINUTE_SECONDS)
-                    if certain(one, past):
-                        return one
+                if one is None or one.status != "fault" or back > one.pause_minutes:
+                    continue
+                one = replace(one, reason="held", age_seconds=back * MINUTE_SECONDS)
+                if certain(one, past):
+                    return one
         return None
 
     def judged(self, length: int, limits: GrowthLimits) -> GrowthEvidence | None:
@@ -255,6 +256,7 @@ class Minutes:
         certain = much or evidence.p_steps < limits.certain_steps_p
         if counted and certain:
             one = replace(evidence, status="fault", reason="grows", by_count=True)
+            one = replace(one, pause_minutes=pause_bins(jumps, limits) * size)
             lasts = (jumps.jumps[-1][0] - jumps.jumps[0][0]) * size / MINUTES_PER_HOUR
             warms = self.collected and not much and lasts < limits.collected_steps_hours
             return replace(one, status="suspect", reason="no past") if warms else one
@@ -306,6 +308,12 @@ def slowing(minutes: Minutes, limits: GrowthLimits) -> bool:
         return False
     slower = all(later < earlier for earlier, later in pairwise(rises))
     return slower and rises[0] > 0.0 and rises[-1] < limits.slowing_ratio * rises[0]
+
+
+def ends(minutes: Minutes, limits: GrowthLimits) -> bool:
+    """Whether the later half of the whole history rose so much less than the earlier that what it showed has ended."""
+    rises = rises_of_fifths(minutes, limits)
+    return rises is not None and sum(rises[2:]) < limits.held_later_ratio * sum(rises[:2])
 
 
 def rises_of_fifths(minutes: Minutes, limits: GrowthLimits) -> list[float] | None:

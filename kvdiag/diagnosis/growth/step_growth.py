@@ -62,3 +62,11 @@ def continues(jumps: stats.Levelled, limits: GrowthLimits) -> bool:
     smaller = sum(heights[-half:]) < limits.later_ratio * sum(heights[:half])
     rarer = limits.later_ratio * (places[-1] - places[-1 - half]) > places[half] - places[0]
     return not (smaller or rarer)
+
+
+def pause_bins(jumps: stats.Levelled, limits: GrowthLimits) -> float:
+    """How many bins after a window such steps may pause and still continue: by their mean interval and the longest."""
+    places = [place for place, _ in jumps.jumps]
+    longest = max(later - earlier for earlier, later in pairwise(places))
+    mean = (places[-1] - places[0]) / (len(places) - 1)
+    return max(limits.step_patience * mean, limits.longest_pause_ratio * longest) - (len(jumps.values) - places[-1])

@@ -9,6 +9,7 @@ import pytest
 
 from kvdiag.diagnosis.growth.estimator import assess
 from kvdiag.diagnosis.growth.growth_evidence import Assessment, GrowthEvidence, Series
+from kvdiag.diagnosis.growth.growth_windows import Minutes
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from tests.builders.series import MODELS, memory, seeded
 from tests.builders.values import GIB, MIB
@@ -77,6 +78,28 @@ def test_four_steps_within_an_hour_are_a_fault() -> None:
     assert ("fault", "grows", True) == (growth.status, growth.reason, growth.by_count)
     stopped = decided(assess(series(lambda hour: 100 * MIB * (8.0 * min(hour, 0.55) // 1.0), 1.15), LIMITS))
     assert "none" == stopped.status
+
+
+@pytest.mark.parametrize(("hours", "reason"), [(5.5, "grows"), (5.9, "event")])
+def test_steps_are_over_once_they_pause_for_longer_than_ever(hours: float, reason: str) -> None:
+    """Five adapters, one each twenty minutes, are no leak an hour after the last: no window of their past holds."""
+    found = decided(assess(series(lambda hour: 300 * MIB * min(max((hour - 3.0) // (1 / 3), 0.0), 5.0), hours), LIMITS))
+    assert reason == found.reason
+
+
+def test_a_warm_up_that_has_ended_does_not_hold() -> None:
+    """However noisy: for hours it looked steady, and its noise may look like a growth that continues."""
+
+    def warming(hour: float) -> float:
+        return 2000 * MB * (1.0 - math.exp(-hour / 1.5)) + 90 * MB * math.sin(2.0 * math.pi * hour / 1.7)
+
+    assert ["held", "ended"] == [decided(assess(series(warming, hours), LIMITS)).reason for hours in (3.0, 4.0)]
+
+
+def test_nothing_is_left_before_the_first_minute() -> None:
+    """More minutes may be asked for than are kept of a history of months."""
+    minutes = Minutes.of(series(lambda hour: 0.0, 0.1), LIMITS)
+    assert ([], []) == (minutes.until(8).medians, minutes.until(8).lows)
 
 
 @pytest.mark.parametrize(("hours", "status"), [(1.15, "suspect"), (4.15, "fault")])
