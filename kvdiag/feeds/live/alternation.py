@@ -48,6 +48,10 @@ SEVERAL_SERVERS = (REASON, UNCOUNTED)
 MAX_UNCOUNTED = 1
 """Loads of a run that its server may not count: on a busy machine the end of a stream is read late."""
 
+MIN_MISSING = 5
+"""Samples of a load whose requests a server does not run, of which tokens arrive all the same. A fast server has ended
+a request while its tokens are still read here, which takes a busy machine some tenths of a second."""
+
 MIN_RETURNS, RETURNED_SHARE = 3, 0.1
 """How often loads are not counted and then counted again, also as a ratio to their samples: where streams end late on a
 busy machine it is once in many samples, and with two servers at random once in four."""
@@ -142,7 +146,8 @@ class UncountedLoads:
         self._begin()
 
     def _begin(self) -> None:
-        self._counted = self._lost = self._is_missed = False
+        self._counted = self._lost = False
+        self._missing = 0
         self._first: tuple[float, int] | None = None
 
     def check(self, sample: Sample, capabilities: Capabilities) -> Sample:
@@ -152,10 +157,13 @@ class UncountedLoads:
         """
         before, after = sample.load_before, sample.load
         if after is not None and not after.requests:
-            self._uncounted += self._is_missed and not self._counted
+            self._uncounted += self._missing >= MIN_MISSING and not self._counted
             self._begin()
         elif after is not None and after.resident_tokens and before is not None and before.resident_tokens:
             self._add(sample, before, after, capabilities)
+        elif after is not None and sample.engines:
+            # Run before its first token was read here.
+            self._counted = self._counted or sample.open_requests > 0
         returned = self._returns >= max(MIN_RETURNS, RETURNED_SHARE * self._samples)
         if self._uncounted <= MAX_UNCOUNTED and not returned:
             return sample
@@ -173,10 +181,12 @@ class UncountedLoads:
             self._returns += self._lost and not late_seconds
             self._counted, self._lost = True, False
             return
-        self._lost = self._counted
+        if not sample.open_requests:
+            # Fewer are running where the ends of some are read late, one after another.
+            self._lost = self._counted
         if self._first is None:
             self._first = sample.at_seconds, tokens
             return
         first_seconds, first_tokens = self._first
         is_late = late_seconds and sample.at_seconds - first_seconds < late_seconds + DELAY_SECONDS
-        self._is_missed = self._is_missed or not (is_late or tokens - first_tokens < capabilities.late_tokens)
+        self._missing += not (is_late or tokens - first_tokens < max(1, capabilities.late_tokens))

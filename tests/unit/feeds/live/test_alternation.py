@@ -110,13 +110,17 @@ def test_reads_that_contradict_each_other_show_several_servers(
 def under_load(counts: str, capabilities: Capabilities, *, tokens_each: int = 100, running: int = 1) -> bool:
     """Whether samples are refused in the end: `1` counts the requests of a load, `0` none, a space lies between two.
 
+    `-` counts them before any has a token, `2` counts one of two.
+
     A sample is taken every 0.1 s, and each request has generated so many tokens more by then.
     """
     loads, tokens, refused = UncountedLoads(), 0, False
     for number, count in enumerate(counts):
         tokens = 0 if count == " " else tokens + tokens_each
-        load = Load(requests=0) if count == " " else Load(requests=running, resident_tokens=(tokens,) * running)
-        engine = Engine(engine="0", requests_running=running if count == "1" else 0, requests_waiting=0)
+        requests = 2 if count == "2" else running
+        resident = (tokens,) * requests if count in "012" else ()
+        load = Load(requests=0 if count == " " else requests, resident_tokens=resident)
+        engine = Engine(engine="0", requests_running=running if count in "1-2" else 0, requests_waiting=0)
         sample = Sample(at_seconds=number / 10, engines=(engine,), load=load, load_before=load)
         refused = loads.check(sample, capabilities).engines is None
     return refused
@@ -132,16 +136,19 @@ PROMPT = Capabilities()
         pytest.param("1110 1110 1110 1110 ", PROMPT, False, id="the end of each load is read late"),
         pytest.param("0111 0011 0111 0011 ", PROMPT, False, id="a gauge that begins late"),
         pytest.param("0 0 0 0 0 0 ", PROMPT, False, id="a single sample of each load"),
-        pytest.param("1111 0000 1111 1111 ", PROMPT, False, id="an uncounted load"),
+        pytest.param("0000 " * 9, PROMPT, False, id="loads that a fast server ends before their tokens are read"),
+        pytest.param("--000000 " * 9, PROMPT, False, id="such loads that are sampled before their first token"),
+        pytest.param("1111 000000 1111 1111 ", PROMPT, False, id="an uncounted load"),
+        pytest.param("112121 " * 4, PROMPT, False, id="ends of several streams that are read late"),
         pytest.param("1010 1110 ", PROMPT, False, id="counted again once"),
         pytest.param("1010 1011 1010 ", PROMPT, True, id="counted now and then"),
         pytest.param(("1" * 12 + "01") * 20, PROMPT, False, id="ends of streams that are read late for hours"),
-        pytest.param("0000 1111 000 1111 ", PROMPT, True, id="every other load uncounted"),
+        pytest.param("000000 1111 000000 1111 ", PROMPT, True, id="every other load uncounted"),
         pytest.param("1010101010 ", Capabilities(late_seconds=30.0), False, id="gauges that may be old"),
         pytest.param("0000 " * 9, Capabilities(late_seconds=30.0), False, id="loads shorter than a gauge's delay"),
         pytest.param(("0" * 320 + " ") * 2, Capabilities(late_seconds=30.0), True, id="loads longer than its delay"),
         pytest.param("0000 " * 9, Capabilities(late_tokens=400), False, id="fewer tokens than a gauge lags behind"),
-        pytest.param("00000 " * 2, Capabilities(late_tokens=400), True, id="as many tokens"),
+        pytest.param(("0" * 9 + " ") * 2, Capabilities(late_tokens=400), True, id="as many tokens"),
         pytest.param("0000 " * 9, Capabilities(on_completion=True), False, id="gauges that move at the end"),
     ],
 )
