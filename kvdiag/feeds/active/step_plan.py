@@ -88,11 +88,22 @@ def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep
     else:
         longer = replace(planned.workload, max_tokens=min(3 * planned.workload.max_tokens, MAX_HELD_TOKENS))
         workload, notes = admitted(longer, facts, together=fits)
-        why = f"{workload.max_tokens:,} output tokens per request, so that they last longer: in the previous attempt, "
-        why += "no sample had all requests running"
+        what = f"{workload.max_tokens:,} output tokens"
+        if workload.max_tokens <= planned.workload.max_tokens:
+            workload, notes = _mostly_output(planned.workload, longer.max_tokens), ()
+            what = f"{workload.prompt_tokens:,} prompt and {workload.max_tokens:,} output tokens"
+        why = f"{what} per request, so that they last longer: in the previous attempt, "
+        why += "too few samples had all requests running"
     # Of several repetitions the last one says how the step was run.
     kept = [note for note in planned.notes if not note.startswith(_REPEATED)]
     return replace(planned, workload=workload, notes=(*dict.fromkeys((*kept, *notes)), f"{_REPEATED}{why}"))
+
+
+def _mostly_output(workload: Workload, wanted_tokens: int) -> Workload:
+    """The same tokens of each request, with up to three quarters of them as output: prompts are processed at once."""
+    tokens = workload.prompt_tokens + workload.max_tokens
+    output = max(workload.max_tokens, min(wanted_tokens, tokens * 3 // 4))
+    return replace(workload, prompt_tokens=tokens - output, max_tokens=output)
 
 
 def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:

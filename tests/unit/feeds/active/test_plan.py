@@ -217,6 +217,17 @@ def test_a_load_that_fits_is_not_made_one_that_does_not() -> None:
     assert fits_together(again.workload, facts)
 
 
+def test_where_outputs_cannot_be_longer_prompts_are_shorter() -> None:
+    """A fast server with a small pool: the same tokens, of which more are generated, are held for longer."""
+    small = replace(pool(4096, block_tokens=1), max_requests=4)
+    facts = Facts(max_model_len_tokens=4096, pools=(small,), capabilities=Capabilities(waits=False))
+    first = planned("concurrent", facts)
+    again = repeated(first, facts, waited=False)
+    assert (768, 256) == (first.workload.prompt_tokens, first.workload.max_tokens)
+    assert (256, 768) == (again.workload.prompt_tokens, again.workload.max_tokens)
+    assert again == replace(repeated(again, facts, waited=False), notes=again.notes)
+
+
 def test_no_more_requests_are_sent_than_one_engine_runs_at_once() -> None:
     """A load goes to one of several engines: those beyond its limit would wait, and never run together."""
     pools = tuple(replace(pool(100_000, engine=name), max_requests=3) for name in "01")
