@@ -40,7 +40,8 @@ def version(engine: EngineAdapter, identity: Identity) -> Check:
         if identity.version is not None:
             found = f"{engine.name} {identity.version}{role}: a build without a release's number"
             return Check("engine.version", "warn", found, "compare its metrics with those of a release")
-        fix = "let GET /version through to the server; without it some metrics are interpreted by their names alone"
+        place = engine.flags.get("version", "GET /version")
+        fix = f"let {place} through to the server; without it some metrics are interpreted by their names alone"
         return Check("engine.version", "warn", f"{engine.name}{role}: the server does not report its version", fix)
     found = f"{engine.name} {identity.version}{role}"
     if known[:2] < engine.tested_versions[0]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from kvdiag.diagnosis.growth.host_caches import takes_media
 from kvdiag.diagnosis.prescriptions.known_reports import Report, reports_of, vocabulary
+from kvdiag.diagnosis.prescriptions.typed_flags import typed
 from kvdiag.diagnosis.prescriptions.version_order import order
 from kvdiag.engine_features import known_features
 from kvdiag.engine_memory import engine_title
@@ -248,7 +249,9 @@ def _first_line(reports: Sequence[KnownReport], facts: Facts) -> str:
         server = f"{server} with {facts.kv_connector}"
     if order(facts.engine_version) is None:
         may = f"{plural(len(shown), 'known report')} may match: the version of {server} decides, and is not reported; "
-        return f"{may}`GET /version`, the startup log or the image's tag in the metric kube_pod_container_info shows it"
+        place = typed(facts.engine_name, "version")
+        asked = "" if place is None else f"`{place}`, "
+        return f"{may}{asked}the startup log or the image's tag in the metric kube_pod_container_info shows it"
     links = ", ".join(one.links[0] for one in shown[:MAX_LINKS])
     more = "" if len(shown) <= MAX_LINKS else f" and {len(shown) - MAX_LINKS} more"
     line = f"{'matches' if certain else 'may match'} {plural(len(shown), 'known report')} for {server}: {links}{more}"

@@ -74,6 +74,9 @@ def test_an_unknown_version_is_possible_and_its_source_named() -> None:
     assert finding.prescription is not None
     assert {one.version_affected for one in finding.prescription.known_reports} == {None}
     assert "GET /version" in (finding.prescription.known_issue or "")
+    other = with_known_reports(BLOCKS, Facts(engine_name="sglang"))
+    assert other.prescription is not None
+    assert "GET /server_info" in (other.prescription.known_issue or "")
 
 
 def test_a_version_after_the_last_reported_one_is_possible() -> None:
