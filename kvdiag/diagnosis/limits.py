@@ -284,6 +284,10 @@ class Limits:
     pool_full_ratio: float = 0.95
     """Usage of a pool at which it counts as full where requests beyond it fail: a step adds a token for each."""
 
+    pool_roomy_ratio: float = 0.5
+    """Usage of such a pool up to which none of other clients' requests can have failed unnoticed between two samples:
+    one that fails needs the rest of the pool, and a prompt of half the pool is processed for longer."""
+
     waiting_samples: int = 3
     """Samples in a row with requests waiting for room, from which it counts: admission takes some steps."""
 

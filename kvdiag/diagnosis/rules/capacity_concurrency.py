@@ -184,8 +184,10 @@ def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits
     together = [
         span for span in full if span.workload is None or span.workload.requests > 1 or beside_others(timeline, span)
     ]
+    tried = any(span.outcome is not None for span in timeline.spans(STEP))
+    failures = sum(span.outcome.failed for span in full if span.outcome)
     evidence = (
-        Evidence("requests_failed", sum(span.outcome.failed for span in full if span.outcome), "requests", "kvdiag"),
+        Evidence("requests_failed", failures if tried else None, "requests", "kvdiag"),
         Evidence("max_running", totals.most_running, "requests", "engine"),
         Evidence("max_usage", totals.highest_usage if totals.used else None, "ratio", "engine"),
         Evidence("capacity", _capacity_tokens(facts), "tokens", "engine"),
@@ -196,12 +198,12 @@ def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits
         summary = f"the pool had no {unit} left: {failed} that ran failed, because requests do not wait for {unit}s"
         return Finding(ID, "fault", summary, evidence)
     others = _highest_of_others(timeline)
-    if others >= limits.pool_full_ratio and any(_is_shared(pool) for pool in facts.pools):
-        share = format_ratio(others)
+    share, is_shared = format_ratio(others), any(_is_shared(pool) for pool in facts.pools)
+    if others >= limits.pool_full_ratio and is_shared:
         summary = f"running requests used {share} of the pool: without a free {unit}, all that run fail"
         return Finding(ID, "suspect", summary, evidence)
+    how = "search the server's log for 'Context size has been exceeded'"
     if not totals.used:
-        how = "search the server's log for 'Context size has been exceeded'"
         return unknown(ID, f"neither failed requests nor the pool's usage are reported; {how}")[0]
     least = 1 if [pool.max_requests for pool in facts.pools] == [1] else 2
     if totals.most_running < least:
@@ -212,9 +214,12 @@ def _without_waiting(timeline: Timeline, facts: Facts, totals: "_Totals", limits
     if len(full) < len(refused):
         reason = "requests had no room next to one that had no answer in time and still ran; repeat `kvdiag run`"
         return unknown(ID, reason)[0]
-    summary = (
-        f"at most {format_ratio(totals.highest_usage)} of the pool was in use, and no request failed for lack of it"
-    )
+    if not tried and is_shared and others > limits.pool_roomy_ratio:
+        samples = f"running requests used up to {share} of the pool when it was sampled"
+        return unknown(ID, f"{samples}; the engine does not report requests that failed for lack of {unit}s; {how}")[0]
+    summary = f"at most {format_ratio(totals.highest_usage)} of the pool was in use"
+    if tried:
+        summary = f"{summary}, and no request of the run failed for lack of it"
     return Finding(ID, "ok", summary, evidence)
 
 

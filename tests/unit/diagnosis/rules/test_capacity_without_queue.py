@@ -53,6 +53,17 @@ def test_requests_that_fail_instead_of_waiting(timeline: Timeline, expected: str
     assert expected == only(judge, timeline, NO_WAIT).status
 
 
+@pytest.mark.parametrize(
+    ("blocks", "slots_share", "expected"), [(83, True, "unknown"), (50, True, "ok"), (83, False, "ok")]
+)
+def test_failures_of_others_are_not_visible(blocks: int, slots_share: bool, expected: str) -> None:
+    """A sample a second before the pool ran out shows 83 %: no error of another client's requests is reported."""
+    each = replace(NO_WAIT.pools[0], max_requests=4, max_concurrency=1.0 if slots_share else 4.0)
+    now = holding(blocks, of=each, running=4, waiting=0)
+    finding = only(judge, seen(now, now, now), replace(NO_WAIT, pools=(each,)))
+    assert (expected, None) == (finding.status, next((one.value for one in finding.evidence), None))
+
+
 def test_slots_with_a_pool_each_cannot_run_out_of_it() -> None:
     """Split slots: each request ends at its own context."""
     split = replace(NO_WAIT, pools=(replace(NO_WAIT.pools[0], max_requests=4, max_concurrency=4.0),))
