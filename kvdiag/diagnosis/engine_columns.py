@@ -43,8 +43,13 @@ class EngineColumns:
         columns = (first, *(self.total(name) for name in names[1:]))
         if any(column.count(None) == len(column) for column in columns):
             return [None] * len(first)
-        rows = zip(*columns, strict=True)
-        return [None if None in row else sum(row) for row in rows]
+        total: Totals = first
+        for column in columns[1:]:
+            total = [
+                None if one is None or other is None else one + other
+                for one, other in zip(total, column, strict=True)
+            ]
+        return total
 
     @property
     def tokens(self) -> Totals:
@@ -75,7 +80,7 @@ class EngineColumns:
     @cached_property
     def have_state_slots(self) -> bool:
         """Whether any engine ever reports how many of its state slots are in use: most models have none."""
-        every = (one for sample in self.samples for one in sample.engines or ())
+        every = self.only or [one for sample in self.samples for one in sample.engines or ()]
         return any(one.state_slots_used is not None for one in every)
 
 

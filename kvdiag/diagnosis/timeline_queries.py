@@ -189,7 +189,7 @@ def _state_slots(sample: Sample) -> int | None:
 def sample_usage(sample: Sample) -> float | None:
     """The usage of a sample's fullest engine; `None` unless every engine reports it."""
     usages = [engine.kv_usage_ratio for engine in sample.engines or ()]
-    return max((usage for usage in usages if usage is not None), default=None) if None not in usages else None
+    return None if None in usages else max(usages, default=None)  # type: ignore[type-var]  # none is missing
 
 
 def own_blocks(sample: Sample, facts: Facts, limits: Limits) -> int | None:

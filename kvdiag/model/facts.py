@@ -117,7 +117,11 @@ class Facts(Checked):
 
     def pool(self, engine: str) -> KvPool | None:
         """The pool of one engine, `None` where it did not report one."""
-        return next((pool for pool in self.pools if pool.engine == engine), None)
+        # Plain, since every sample passes through here.
+        for pool in self.pools:
+            if pool.engine == engine:
+                return pool
+        return None
 
     def own_processes(self, device: Device) -> tuple[Process, ...]:
         """The server's own among the processes on a device; none where either is not known."""

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, pairwise
+from operator import attrgetter
 from statistics import median
 
 from kvdiag import stats
@@ -161,17 +162,27 @@ def _totals(
         if sample.allocators:
             for line, value, count in sums(_of_allocators(sample.allocators, facts)):
                 line.add(sample.at_seconds, value, count)
-        if sample.host:
-            processes = sample.host
-            count = len(processes)
-            only = processes[0] if count == 1 else None
-            size = only.resident_bytes if only else sum([process.resident_bytes for process in processes])
-            series["resident"].add(sample.at_seconds, size, count)
-            anonymous = [only.anonymous_bytes] if only else [process.anonymous_bytes for process in processes]
-            if None not in anonymous:
-                series["anonymous"].add(sample.at_seconds, sum(filter(None, anonymous)), count)
+    _add_host(series, timeline)
     _add_engines(series, timeline, facts, limits, restarts_seconds)
     return series
+
+
+def _add_host(series: defaultdict[str, _Series], timeline: Timeline) -> None:
+    """Add the resident and the anonymous bytes of all processes together."""
+    samples = [sample for sample in timeline.samples if sample.host]
+    times, read = [sample.at_seconds for sample in samples], [sample.host or () for sample in samples]
+    counts = list(map(len, read))
+    for name, of in (("resident", attrgetter("resident_bytes")), ("anonymous", attrgetter("anonymous_bytes"))):
+        if set(counts) == {1}:
+            sums = [of(process) for (process,) in read]
+        else:
+            rows = [list(map(of, processes)) for processes in read]
+            sums = [None if None in row else sum(row) for row in rows]
+        known = [size is not None for size in sums]
+        if False not in known:
+            series[name] = _Series(times, sums, counts)
+        elif True in known:
+            series[name] = _Series(*(list(compress(column, known)) for column in (times, sums, counts)))
 
 
 def _add_engines(

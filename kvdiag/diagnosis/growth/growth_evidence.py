@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from kvdiag import stats
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
-from kvdiag.diagnosis.growth.minute_load import MinuteLoad
 
 MINUTE_SECONDS = 60.0
 HOUR_SECONDS = 3600.0
@@ -42,8 +41,8 @@ class Series:
     """Samples of one component in ascending time, in bytes; `load` (any unit) is the engines' at each sample.
 
     `work` is what they had done until then, in tokens. Both are `None` where the engines report none. `collected` says
-    that a garbage collector may return this memory. `beside` keeps what was computed of the load, for the other series
-    that were read at the same times.
+    that a garbage collector may return this memory. `beside` keeps what was computed of the times and the load, for the
+    other series that were read at the same times.
     """
 
     times_seconds: Sequence[float]
@@ -51,7 +50,7 @@ class Series:
     load: Sequence[float] | None = None
     work: Sequence[float] | None = None
     collected: bool = False
-    beside: dict[str, MinuteLoad | None] = field(default_factory=dict, compare=False)
+    beside: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,28 +43,32 @@ class Minutes:
         times = series.times_seconds[start:]
         count = int((end - times[0]) / MINUTE_SECONDS) + 1
         # A sample on the edge belongs to the minute that it ends.
-        ends = list(pairwise(stats.bin_ends(times, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)))
+        if "bins" not in series.beside:
+            gaps = [later - earlier for earlier, later in pairwise(times)]
+            ends = list(pairwise(stats.bin_ends(times, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)))
+            series.beside["bins"] = ends, median(gaps) if gaps else 0.0
+        ends, spacing_seconds = series.beside["bins"]
 
         def cells(values: Sequence[float]) -> list[Sequence[float]]:
             return [values[lower:upper] for lower, upper in ends]
 
         sizes = series.sizes_bytes[start:]
         every = cells(sizes)
+        least = min(sizes)
         # What stays the same follows no load.
-        load = None
-        if series.load is not None and min(sizes) < max(sizes):
+        is_level, load = least == max(sizes), None
+        if series.load is not None and not is_level:
             load = series.beside.get("load")
             if load is None:
                 means = [mean_of(cell) if cell else None for cell in cells(series.load[start:])]
                 filled = stats.interpolated(means, limits.load_filled_ratio)
                 load = None if filled is None else MinuteLoad(filled)
                 series.beside["load"] = load
-        gaps = [later - earlier for earlier, later in pairwise(times)]
         return cls(
             medians=[_middle(cell) if cell else None for cell in every],
-            lows=[min(cell) if cell else None for cell in every],
+            lows=[(least if is_level else min(cell)) if cell else None for cell in every],
             load=load,
-            spacing_seconds=median(gaps) if gaps else 0.0,
+            spacing_seconds=spacing_seconds,
             collected=series.collected,
             newest_minute=int(end / MINUTE_SECONDS),
         )

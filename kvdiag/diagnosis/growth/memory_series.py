@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, repeat
 from operator import attrgetter
+from typing import Any
 
 from kvdiag.diagnosis.engine_columns import EngineColumns, Totals, engine_columns
 from kvdiag.diagnosis.growth.components import MemoryComponent as Part
@@ -19,7 +20,6 @@ from kvdiag.diagnosis.growth.components import torch_components
 from kvdiag.diagnosis.growth.estimator import assess
 from kvdiag.diagnosis.growth.growth_evidence import Assessment, Series
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
-from kvdiag.diagnosis.growth.minute_load import MinuteLoad
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.timeline_queries import assigned_uuids, server_bytes, server_devices, server_uuids
 from kvdiag.model import Device, Facts, HostProcess, Timeline, cuda_uuid
@@ -59,7 +59,7 @@ class Alongside:
     awake: Sequence[bool] | None
     load: Sequence[float] | None
     work: Sequence[float] | None
-    known: dict[str, MinuteLoad | None] = field(default_factory=dict)
+    known: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,16 @@ class EngineActivity:
         """The engines at each of some ascending times, without those at which they slept."""
         own, most_seconds, load, work = self.times_seconds, limits.engine_age_seconds, self.load, self.work
         times = read_seconds
-        places = [bisect_right(own, seconds) - 1 for seconds in times]
-        recent = [
-            place if place >= 0 and seconds - own[place] <= most_seconds else -1
-            for seconds, place in zip(times, places, strict=True)
-        ]
+        first = bisect_left(own, times[0]) if times else 0
+        places: Sequence[int] = range(first, first + len(times))
+        recent = places
+        # A source that is read together with the engines has their times.
+        if own[first : first + len(times)] != tuple(times):
+            places = [bisect_right(own, seconds) - 1 for seconds in times]
+            recent = [
+                place if place >= 0 and seconds - own[place] <= most_seconds else -1
+                for seconds, place in zip(times, places, strict=True)
+            ]
         awake = None
         if True in self.asleep:
             awake = [place < 0 or not self.asleep[place] for place in recent]
@@ -241,8 +246,6 @@ class _Gathering:
 
     def _gather_host(self) -> None:
         kept, least_seconds = dict[Hashable, float](), self._limits.reading_seconds
-        host: tuple[HostProcess, ...] | None = None
-        figures: list[tuple[Points, int]] = []
         for sample in self._timeline.samples:
             if not sample.host:
                 continue
@@ -250,10 +253,7 @@ class _Gathering:
             if (before := kept.get(source)) is not None and sample.at_seconds - before < least_seconds:
                 continue
             kept[source] = sample.at_seconds
-            if sample.host is not host:
-                host = sample.host
-                figures = self._host(host)
-            _add(figures, sample.at_seconds)
+            self._add_host(sample.host, sample.at_seconds)
 
     def _devices(self, devices: tuple[Device, ...]) -> list[tuple[Points, int]] | None:
         """The series of the server's devices and their bytes; `None` for a sample that does not list its processes."""
@@ -275,9 +275,8 @@ class _Gathering:
                 found.append((self._line(Part.DEVICE, key), used))
         return found
 
-    def _host(self, processes: tuple[HostProcess, ...]) -> list[tuple[Points, int]]:
-        """The series of the processes and their bytes."""
-        found = []
+    def _add_host(self, processes: tuple[HostProcess, ...], at_seconds: float) -> None:
+        """Add the processes' bytes to their series."""
         for process in processes:
             size = process.anonymous_bytes
             key = process.pid, process.name, size is None
@@ -286,13 +285,16 @@ class _Gathering:
                 self._owners.setdefault(one, MemoryOwner(device_uuid="", who=process.who))
                 line = self._line(Part.HOST_RESIDENT if size is None else Part.HOST_ANONYMOUS, one)
                 self._lines[key] = line
-            found.append((line, process.resident_bytes if size is None else size))
-        if len(processes) > 1 and all(process.anonymous_bytes is not None for process in processes):
+            line[0].append(at_seconds)
+            line[1].append(process.resident_bytes if size is None else size)
+        if len(processes) == 1:
+            return
+        sizes = [process.anonymous_bytes for process in processes]
+        if None not in sizes:
             together = ("together", *(process.pid for process in processes))
             who = f"the server's {len(processes)} processes together"
             self._owners.setdefault(together, MemoryOwner(device_uuid="", who=who))
-            found.append((self._line(Part.HOST_TOGETHER, together), sum(size for _, size in found)))
-        return found
+            _add([(self._line(Part.HOST_TOGETHER, together), sum(filter(None, sizes)))], at_seconds)
 
     def _line(self, part: Part, key: Hashable) -> Points:
         lines = self._points[part]

@@ -141,7 +141,8 @@ def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engi
     stall: list[tuple[float, Engine]] = []
     before: tuple[int | None, ...] = ()
     for at_seconds, engine in readings_of(timeline, pool.engine):
-        fills = _fills_alone(engine, pool)
+        # Few servers have a queue at all.
+        fills = bool(engine.requests_waiting) and _fills_alone(engine, pool)
         if not fills and not stall:
             continue
         counts = (engine.generation_tokens_total, engine.prompt_tokens_total)
@@ -157,6 +158,6 @@ def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engi
 
 
 def _fills_alone(engine: Engine, pool: KvPool) -> bool:
-    if engine.requests_running != 1 or not engine.requests_waiting or engine.kv_usage_ratio is None:
+    if engine.requests_running != 1 or engine.kv_usage_ratio is None:
         return False
     return pool.used_blocks(engine.kv_usage_ratio) >= pool.usable_blocks - 1

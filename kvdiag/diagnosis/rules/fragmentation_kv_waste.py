@@ -17,6 +17,7 @@ neither.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import attrgetter
 from statistics import median
 
 from kvdiag.diagnosis.blocks.expected import blocks_needed, curve_problem, grows_with_every_token
@@ -162,6 +163,8 @@ class MetricsWaste:
         return self.blocks_per_request / self.expected_blocks
 
 
+_COUNTERS = tuple(map(attrgetter, ("prompt_tokens_total", "generation_tokens_total", "prefix_queries_total")))
+
 Steps = list[tuple[Engine, Engine]]
 """Two samples of an engine, one after the other, for each change within a window."""
 
@@ -212,8 +215,7 @@ def _of(window: Steps, pool: KvPool, facts: Facts, limits: Limits) -> MetricsWas
     if len(changes) < limits.metrics_changes:
         return None
     prompt_tokens, generated_tokens, looked_up_tokens = (
-        [(getattr(now, name) or 0) - (getattr(before, name) or 0) for before, now in window]
-        for name in ("prompt_tokens_total", "generation_tokens_total", "prefix_queries_total")
+        [(of(now) or 0) - (of(before) or 0) for before, now in window] for of in _COUNTERS
     )
     longest_tokens = max(0, *prompt_tokens)
     if not longest_tokens:

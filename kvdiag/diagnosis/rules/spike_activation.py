@@ -196,25 +196,26 @@ def _dips(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Dip]:
     times, states = list(compress(columns.times_seconds, answered)), list(compress(columns.idle, answered))
     if not times:
         return []
-    first, last = times[0], times[-1]
+    first, last, most_seconds = times[0], times[-1], limits.growth.engine_age_seconds
     apart = limits.growth.reading_seconds if last - first > limits.metrics_window_seconds else 0.0
     dips: dict[str, _Dip] = {}
     idle: dict[str, Device] = {}
     due = first
-    before: tuple[object, bool] | None = None
+    before: tuple[Device, ...] | None = None
+    before_state: bool | None = None
     for sample in timeline.samples:
         # A day of eight GPUs has 700,000 samples, and torch keeps what the most needed of them took.
-        if sample.devices is None or sample.at_seconds < due:
+        if sample.devices is None or (at_seconds := sample.at_seconds) < due:
             continue
-        place = bisect_right(times, sample.at_seconds) - 1
+        place = bisect_right(times, at_seconds) - 1
         state = states[place]
-        if state is None or sample.at_seconds - times[place] > limits.growth.engine_age_seconds:
+        if state is None or at_seconds - times[place] > most_seconds:
             continue
-        due = sample.at_seconds + apart
+        due = at_seconds + apart
         # The same object in the same state says nothing new.
-        if before is not None and before[0] is sample.devices and before[1] is state:
+        if sample.devices is before and state is before_state:
             continue
-        before = sample.devices, state
+        before, before_state = sample.devices, state
         devices = server_devices(sample.devices, own)
         if not own and len(devices) > 1:
             return []
