@@ -46,8 +46,7 @@ class EngineColumns:
         total: Totals = first
         for column in columns[1:]:
             total = [
-                None if one is None or other is None else one + other
-                for one, other in zip(total, column, strict=True)
+                None if one is None or other is None else one + other for one, other in zip(total, column, strict=True)
             ]
         return total
 

@@ -103,6 +103,14 @@ class FleetStatus:
         """Each replica by what it is called."""
         return {one.judged.name: one for one in reversed(self.replicas)}
 
+    def labelled(self, cluster: str, namespace: str, pod: str) -> FleetReplica | None:
+        """The replica whose series have these labels, as an alert's link names it.
+
+        A Prometheus may label what it scrapes with a cluster of its own: that counts only among replicas of one name.
+        """
+        found = [one for one in self.replicas if one.labels[1:3] == (namespace, pod)]
+        return next((one for one in found if one.labels[0] == cluster), found[0] if len(found) == 1 else None)
+
     @property
     def unread(self) -> list[FleetReplica]:
         """Those that could not be read in the last round."""

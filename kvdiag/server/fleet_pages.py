@@ -82,11 +82,15 @@ class FleetPages:
         if path == "/":
             view = fleet_page.view_of(request.query)
             return self._made((view.address,), lambda status: self._page(status, view), packed=packed)
-        if path.startswith("/replica/"):
-            name = unquote(path.removeprefix("/replica/"))
-            if (one := self.newest().by_name.get(name)) is None:
+        if path == "/replica" or path.startswith("/replica/"):
+            status = self.newest()
+            if path == "/replica":
+                one = status.labelled(*(request.query.get(name, ("",))[0] for name in ("cluster", "namespace", "pod")))
+            else:
+                one = status.by_name.get(unquote(path.removeprefix("/replica/")))
+            if one is None:
                 return problem(HTTPStatus.NOT_FOUND, "no such replica, or it has no verdict yet; / lists all of them")
-            return self._made((path,), lambda _: self._replica(one), packed=packed)
+            return self._made(("/replica", one.judged.name), lambda _: self._replica(one), packed=packed)
         if path == "/runbooks" or path.startswith("/runbooks/"):
             runbook = runbooks().get(path[len("/runbooks/") :].removesuffix(".md") or "README")
             if runbook is not None:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
+from http import HTTPStatus
+from urllib.parse import urlencode
 
 from kvdiag.formatting import format_time
 from kvdiag.outputs.html.fleet_page import View, view_of
@@ -51,6 +53,18 @@ def test_a_replica_is_named_on_its_page_which_leads_back_and_to_runbooks() -> No
         f"{REPLICA.removeprefix('/replica/')} - "
     )
     assert {"/", "/runbooks/leak.kv_blocks.md"} <= set(links(page))
+
+
+def test_an_alert_links_to_the_page_of_its_replica_by_labels() -> None:
+    """A cluster that Prometheus adds to what it scrapes does not hide the only replica of that name."""
+    labels = urlencode(LONG_NAMES)
+    assert served(REPLICA).text == served(f"/replica?{labels}").text
+    assert served(REPLICA).text == served(f"/replica?cluster=eu&{labels}").text
+    pages = FleetPages(newest=fleet_status, history=lambda _: None)
+    request = parse_request(f"GET /replica?{labels}0 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    missing = pages.answer(request)
+    assert isinstance(missing, Answer)
+    assert HTTPStatus.NOT_FOUND == missing.status
 
 
 def test_links_filter_and_sort() -> None:
