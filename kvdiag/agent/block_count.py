@@ -202,11 +202,13 @@ class Counter:
     def _part(self, left: Left) -> Steps:
         """Set requests aside that hold no blocks any more."""
         for part in parts(map(operator.itemgetter(0), left), STEP_ENDED):
-            names = [name for name in part if not any(name in group.lists for group in self._groups)]
+            names = part
+            for group in self._groups:
+                names = list(itertools.filterfalse(group.lists.__contains__, names))
             requests = list(map(self.requests.pop, names, itertools.repeat(None)))
             self._alive.difference_update(requests)
             self._strange.difference_update(names)
-            self._gone += [one for one in zip(names, requests, strict=True) if one[1] is not None]
+            self._gone += itertools.compress(zip(names, requests, strict=True), requests)
             yield
 
     def kept(self, name: str) -> tuple[Any, ...] | None:

@@ -24,7 +24,7 @@ STEP_BLOCKS = 48
 BLOCKS_OF_REQUEST = 8
 """As many blocks take the time that turning to a request does."""
 
-STEP_ENDED = 2
+STEP_ENDED = 4
 STEP_FIRST = 8
 STEP_ITEMS = 32
 STEP_NAMES = 24
