@@ -31,7 +31,7 @@ from .block_tables import Steps, parts
 from .connector_pins import pinned_ids
 from .schedulers import VLLM
 
-CHECK_SECONDS, COUNT_SECONDS = 60e-6, 50e-6
+CHECK_SECONDS, COUNT_SECONDS = 50e-6, 40e-6
 """CPU time of a second: what a check or a count takes is spread over the seconds after it."""
 
 MAX_WAIT_SECONDS, MAX_CHECK_WAIT_SECONDS = 60.0, 10.0
@@ -49,7 +49,7 @@ RECENT_BLOCKS = 4096
 MAX_LATE = 3
 """A look at more blocks is over too late for a search, as many times in a row: the engine has taken others since."""
 
-HOLD_SECONDS = 25e-6
+HOLD_SECONDS = 20e-6
 RELEASE_SECONDS = 100e-6
 """Pause after a slice: the engine takes the interpreter meanwhile."""
 

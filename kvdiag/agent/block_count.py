@@ -414,9 +414,9 @@ def _is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
 
 
 def _released(left: Left) -> Steps:
-    """Give up lists, one at a time: each lets go of all its blocks at once."""
+    """Give up lists, two at a time: each lets go of all its blocks at once."""
     while left:
-        del left[-1]
+        del left[-2:]
         yield
 
 

@@ -24,11 +24,11 @@ STEP_BLOCKS = 48
 BLOCKS_OF_REQUEST = 8
 """As many blocks take the time that turning to a request does."""
 
-STEP_ENDED = 4
+STEP_ENDED = 8
 STEP_FIRST = 8
 STEP_ITEMS = 32
 STEP_NAMES = 24
-STEP_LENGTHS = STEP_KNOWN = 64
+STEP_LENGTHS = STEP_KNOWN = 32
 
 APPENDED = ("FullAttentionManager", "SinkFullAttentionManager", "CrossAttentionManager")
 """Managers whose lists only grow, but for a copy of a shared block before it is written."""
