@@ -26,10 +26,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .block_count import Count, Counter, pool_of
+from .block_count import Count, Counter
 from .block_tables import Steps, parts
 from .connector_pins import pinned_ids
 from .schedulers import VLLM
+from .vllm_pool import pool_of
 
 CHECK_SECONDS, COUNT_SECONDS = 50e-6, 40e-6
 """CPU time of a second: what a check or a count takes is spread over the seconds after it."""

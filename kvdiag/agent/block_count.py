@@ -1,9 +1,8 @@
 """One count of a vLLM scheduler's blocks: who holds the blocks of its pool at one moment, in short steps.
 
-Which lists there are, how long they are, and how many references shared blocks have, is read first. The engine may work
-between two steps, so this counts only if the pool's free list is the same before and after. Where the lengths do not
-add up to the blocks in use, the blocks that came since the last look are looked at, without haste: lists grow at their
-ends, and a list that the engine has dropped stays as it was.
+Which lists there are, how long they are, and how many references shared blocks have, is read first, of one moment
+(`vllm_pool`). Where the lengths do not add up to the blocks in use, the blocks that came since the last look are looked
+at, without haste: lists grow at their ends, and a list that the engine has dropped stays as it was.
 
 Distinct blocks are counted by numpy, which vLLM needs itself: each owner marks its blocks in one array, the first owner
 of a shared block last.
@@ -28,21 +27,18 @@ from .block_tables import (
     WAITING,
     Group,
     Left,
-    Now,
     Steps,
     parts,
 )
+from .vllm_pool import STEP_ASKED, Moment, moment_of, pool_of, whole
 
 KEPT_COUNTS, MAX_KEPT_COUNTS = 3, 12
 """Counts for which the blocks are kept that requests have let go of."""
 
-STEP_ASKED, STEP_MARKED = 64, 8192
+STEP_MARKED = 8192
 
 MAX_ENDED = 2048
 KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_output_tokens")
-
-MAX_TORN = 3
-"""Moments in a row that the engine disturbed before it has to wait for one."""
 
 _request_id = operator.attrgetter("request_id")
 
@@ -73,23 +69,6 @@ class Count(NamedTuple):
     def unowned(self) -> int:
         """Blocks with a reference and no owner."""
         return self.usable - self.free - sum(self.owners.values())
-
-
-class _Moment:
-    """What the engine has at one moment, read in short steps; `torn` where it worked meanwhile."""
-
-    def __init__(self) -> None:
-        self.groups: list[Now] = []
-        self.finished: list[str] = []
-        self.loading: list[str] = []
-        self.without_request: list[tuple[int, list[Any]]] = []
-        self.referenced: set[int] = set()
-        self.unhashed = 0
-        self.free_list: tuple[Any, ...] = ()
-        self.free = self.cached = 0
-        self.step: Any = None
-        self.idle = False
-        self.torn = False
 
 
 class Counter:
@@ -124,7 +103,7 @@ class Counter:
             AttributeError, ImportError, TypeError, ValueError: this version of vLLM keeps its blocks in another way.
         """
         pool, managers = pool_of(scheduler)
-        size = _whole(pool.num_gpu_blocks, "num_gpu_blocks")
+        size = whole(pool.num_gpu_blocks, "num_gpu_blocks")
         null = getattr(pool, "null_block", None)
         yield
         if self._size != size or len(self._groups) != len(managers):
@@ -133,7 +112,7 @@ class Counter:
             self._groups = [Group(type(manager).__name__, null_id) for manager in managers]
         unclear = anew or bool(asked and not known)
         usable = size - (null is not None)
-        moment = yield from self._moment(scheduler, managers, pool, asked)
+        moment = yield from moment_of(scheduler, self._groups, asked)
         if moment.torn:
             return None
         while len(self.left) >= (MAX_KEPT_COUNTS if keeps else KEPT_COUNTS):
@@ -143,7 +122,10 @@ class Counter:
         for group, now in zip(self._groups, moment.groups, strict=True):
             yield from group.follow(now, left)
         yield from self._part(left)
-        yield from self._rank(scheduler, managers, moment)
+        yield from self._rank(scheduler, moment)
+        # Who was dropped is the last holder of its blocks.
+        for group, now in zip(self._groups, moment.groups, strict=True):
+            left += [(name, group.lists[name]) for name in now.dropped]
         # A large pool takes seconds to count at first: meanwhile its scheduler may be given up.
         del scheduler
         apart = any(now.again for now in moment.groups) and any(now.ranks for now in moment.groups)
@@ -156,12 +138,12 @@ class Counter:
             if sum(map(sum, sizes)) == usable - moment.free - len(moment.referenced):
                 blocks = [sum(each) for each in zip(*sizes, strict=True)]
                 yield
-                count = self._count(null, moment, blocks, list(map(sum, sizes)))
+                count = self._count(moment, blocks, list(map(sum, sizes)))
                 yield
                 return count
         for group in self._groups:
             yield from group.look(anew=anew)
-        return (yield from self._counted(null, moment))
+        return (yield from self._counted(moment))
 
     def check(self, scheduler: Any, asked: list[int]) -> Steps:
         """As `take`, by nothing but lengths and references: what is in use beyond the blocks asked about is unowned.
@@ -169,24 +151,23 @@ class Counter:
         All requests are taken to be running, and blocks that several have begun to share since the last count are
         counted as often as they are held: then more are held than are in use.
         """
-        pool, managers = pool_of(scheduler)
-        null = getattr(pool, "null_block", None)
-        moment = _Moment()
-        moment.free_list = _free_list(pool)
+        moment = Moment(scheduler)
         totals: list[int] = []
         try:
-            for group, manager in zip(self._groups, managers, strict=True):
-                totals.append((yield from group.total(manager.req_to_blocks, null)))
+            for group, manager in zip(self._groups, moment.managers, strict=True):
+                totals.append((yield from group.total(manager.req_to_blocks, moment.null)))
         except RuntimeError:
             # A table grew while it was read.
             return None
-        yield from self._read_rest(scheduler, managers, pool, asked, moment)
+        yield from moment.complete(asked)
         moment.unhashed = self._unhashed
         if moment.torn:
             return None
-        without = [sum(len(blocks) for rank, blocks in moment.without_request if rank == each) for each in (3, 4)]
+        without = [
+            sum(len(blocks) for rank, blocks in moment.without_request if rank == each) for each in (DEFERRED, PINNED)
+        ]
         yield
-        return self._count(null, moment, [sum(totals), 0, 0, *without], totals)
+        return self._count(moment, [sum(totals), 0, 0, *without], totals)
 
     def settle(self, *, explained: bool) -> Steps:
         """Keep how requests ended that may have left blocks behind; release the objects of all that ended."""
@@ -215,7 +196,7 @@ class Counter:
         """`KEPT_OF_REQUESTS` of a request that holds blocks, or did; `None` where it is not known."""
         return _kept(self.requests[name]) if name in self.requests else self.ended.get(name)
 
-    def _counted(self, null: Any, moment: _Moment) -> Steps:
+    def _counted(self, moment: Moment) -> Steps:
         """The distinct blocks of each owner and group."""
         import numpy as np  # noqa: PLC0415 - vLLM has imported it; only its engine core needs it here
 
@@ -243,22 +224,22 @@ class Counter:
                     for each in (held,) if marks is held else (held, marks):
                         each[joined[start : start + STEP_MARKED]] = rank + 1
                         yield
-        if null is not None:
-            held[null.block_id] = 0
+        if moment.null is not None:
+            held[moment.null.block_id] = 0
         blocks = np.bincount(held, minlength=len(OWNERS) + 1).tolist()[1:]
         yield
         if len(self._groups) == 1:
             groups = [sum(blocks[: CONNECTOR + 1])]
         else:
             for marks in in_groups:
-                if null is not None:
-                    marks[null.block_id] = 0
+                if moment.null is not None:
+                    marks[moment.null.block_id] = 0
                 groups.append(int(np.count_nonzero(marks)))
                 yield
-        return self._count(null, moment, blocks, groups, held)
+        return self._count(moment, blocks, groups, held)
 
-    def _count(self, null: Any, moment: _Moment, blocks: list[int], groups: list[int], held: Any = None) -> Count:
-        usable = self._size - (null is not None)
+    def _count(self, moment: Moment, blocks: list[int], groups: list[int], held: Any = None) -> Count:
+        usable = self._size - (moment.null is not None)
         cached_free = min(max(moment.cached - max(sum(blocks) - moment.unhashed, 0), 0), moment.free)
         return Count(
             usable=usable,
@@ -275,59 +256,7 @@ class Counter:
             loading=moment.loading,
         )
 
-    def _moment(self, scheduler: Any, managers: list[Any], pool: Any, asked: list[int]) -> Steps:
-        """What the engine has at one moment, in short steps if it does not work between them."""
-        for _ in range(MAX_TORN):
-            moment = _Moment()
-            try:
-                yield from self._read(scheduler, managers, pool, asked, moment)
-            except RuntimeError:
-                # A table grew while it was copied.
-                continue
-            yield
-            if not moment.torn:
-                return moment
-        moment = _Moment()
-        try:
-            collections.deque(self._read(scheduler, managers, pool, asked, moment), maxlen=0)
-        except RuntimeError:
-            moment.torn = True
-        yield
-        return moment
-
-    def _read(self, scheduler: Any, managers: list[Any], pool: Any, asked: list[int], moment: _Moment) -> Steps:
-        """Read what has to be of one moment: the free blocks are the same before and after."""
-        moment.free_list = _free_list(pool)
-        yield
-        null = getattr(pool, "null_block", None)
-        for group, manager in zip(self._groups, managers, strict=True):
-            moment.groups.append((yield from group.read(manager.req_to_blocks, null)))
-            yield
-        yield from self._read_rest(scheduler, managers, pool, asked, moment)
-
-    def _read_rest(self, scheduler: Any, managers: list[Any], pool: Any, asked: list[int], moment: _Moment) -> Steps:
-        """Read what is not in lists of requests."""
-        for manager in managers:
-            # Both ends of a copy of a block in flight.
-            moment.without_request += [
-                (PINNED, list(pair)) for pair in list(getattr(manager, "_pending_cow_copies", ()))
-            ]
-        for _, blocks in list(getattr(scheduler, "deferred_frees", ())):
-            # Those of another pool, in the host's memory, have the same ids.
-            own = [one for one in blocks if getattr(one, "pool", None) in (None, pool)]
-            moment.without_request.append((DEFERRED, own))
-        for start in range(0, len(asked), STEP_ASKED):
-            looked_at = asked[start : start + STEP_ASKED]
-            moment.referenced.update(one for one in looked_at if pool.blocks[one].ref_cnt > 0)
-            yield
-        moment.free = _whole(moment.free_list[0], "free blocks")
-        moment.cached = len(pool.cached_block_hash_to_block) if getattr(pool, "enable_caching", False) else 0
-        moment.idle = not scheduler.requests
-        # A new set in every step (Scheduler._update_after_schedule).
-        moment.step = scheduler.finished_req_ids
-        moment.torn = not _is_same(moment.free_list, _free_list(pool))
-
-    def _rank(self, scheduler: Any, managers: list[Any], moment: _Moment) -> Steps:
+    def _rank(self, scheduler: Any, moment: Moment) -> Steps:
         """Find out the owners of lists whose request does not run."""
         for now in moment.groups:
             for part in parts(now.begun):
@@ -350,7 +279,7 @@ class Counter:
         for part in parts(others):
             for name in part:
                 rank = self._rank_of(name, scheduler, moment)
-                for group, now, manager in zip(self._groups, moment.groups, managers, strict=True):
+                for group, now, manager in zip(self._groups, moment.groups, moment.managers, strict=True):
                     blocks = group.lists.get(name)
                     if blocks is not None and rank is not None and rank != RUNNING:
                         now.ranks[name] = rank
@@ -358,7 +287,7 @@ class Counter:
                         # The blocks of a request that the scheduler has dropped are never released.
                         now.dropped.add(name)
             yield
-        for now, manager in zip(moment.groups, managers, strict=True):
+        for now, manager in zip(moment.groups, moment.managers, strict=True):
             cached, held = getattr(manager, "num_cached_block", None), now.held
             # The last block of each is not full.
             hashed = sum(cached.values()) if isinstance(cached, dict) else held - len(now.sizes)
@@ -367,7 +296,7 @@ class Counter:
         self._unhashed = moment.unhashed
         self.all_run = not any(now.ranks or now.dropped for now in moment.groups)
 
-    def _rank_of(self, name: str, scheduler: Any, moment: _Moment) -> int | None:
+    def _rank_of(self, name: str, scheduler: Any, moment: Moment) -> int | None:
         """The owner of a request's blocks; `None` where the scheduler does not know it any more."""
         request = scheduler.requests.get(name)
         if request is None:
@@ -383,36 +312,6 @@ class Counter:
         return WAITING
 
 
-def pool_of(scheduler: Any) -> tuple[Any, list[Any]]:
-    """The pool of blocks and the managers that take blocks from it, one for each KV-cache group.
-
-    vLLM 0.9.0 has one manager; later versions have a coordinator of several. A manager may have another pool, in the
-    host's memory.
-    """
-    manager = scheduler.kv_cache_manager
-    coordinator = getattr(manager, "coordinator", None)
-    pool = manager.block_pool
-    managers = [manager.single_type_manager] if coordinator is None else list(coordinator.single_type_managers)
-    return pool, [one for one in managers if getattr(one, "block_pool", pool) is pool]
-
-
-def _free_list(pool: Any) -> tuple[Any, ...]:
-    """How many blocks are free, and the first and the last of them: another one whenever blocks come or go."""
-    queue = pool.free_block_queue
-    # Until vLLM 0.9 the list has no ends of its own.
-    first = getattr(
-        getattr(queue, "fake_free_list_head", None), "next_free_block", getattr(queue, "free_list_head", None)
-    )
-    last = getattr(
-        getattr(queue, "fake_free_list_tail", None), "prev_free_block", getattr(queue, "free_list_tail", None)
-    )
-    return pool.get_num_free_blocks(), first, last
-
-
-def _is_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    return bool(before[0] == after[0]) and all(map(operator.is_, before[1:], after[1:]))
-
-
 def _released(left: Left) -> Steps:
     """Give up lists, two at a time: each lets go of all its blocks at once."""
     while left:
@@ -423,9 +322,3 @@ def _released(left: Left) -> Steps:
 def _kept(request: Any) -> tuple[Any, ...]:
     """A request's status, preemptions and lengths; never its prompt or output."""
     return tuple(getattr(request, name, None) for name in KEPT_OF_REQUESTS)
-
-
-def _whole(value: Any, name: str) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{name} is {str(value)[:40]!r}")
-    return value

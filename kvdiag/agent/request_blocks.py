@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .block_count import pool_of
 from .block_tables import parts
 from .schedulers import VLLM
+from .vllm_pool import pool_of
 
 SHARE_SECONDS = 20e-6
 """CPU time of a second."""

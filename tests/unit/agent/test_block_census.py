@@ -144,7 +144,9 @@ def test_blocks_of_a_dropped_request_are_orphans() -> None:
     scheduler.start("dropped", 7)
     counted(scheduler, census, 2)
     scheduler.running.remove(scheduler.requests.pop("dropped"))
-    assert {"orphaned": 7} == owners(counted(scheduler, census))
+    count = counted(scheduler, census)
+    assert {"orphaned": 7} == owners(count)
+    assert [("dropped", 7)] == [(one["id"], one["blocks"]) for one in count["culprits"]]
 
 
 def test_without_steps_nothing_is_orphaned() -> None:
