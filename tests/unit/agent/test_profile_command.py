@@ -4,12 +4,13 @@ import signal
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+from tests.fixtures.hostile import free_port
 from tests.integration.vllm.cli import finished, kvdiag
 from tests.integration.vllm.cli import started as command_started
 from tests.unit.agent.subject import environment
 from tests.unit.agent.test_memory_profile import KEEPS
 from tests.unit.agent.test_publishing import started, wait_for
-from tests.unit.commands.serve.test_serve import daemon, free_port
+from tests.unit.commands.serve.test_serve import daemon
 
 
 def files(folder: Path) -> list[str]:

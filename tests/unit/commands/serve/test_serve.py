@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvdiag.commands.options.serve_options import address
 from kvdiag.errors import KvdiagError
 from kvdiag.sim import SCENARIOS, Drill
-from tests.fixtures.hostile import eventually, refused_port
+from tests.fixtures.hostile import eventually, free_port
 from tests.fixtures.require import require
 from tests.integration.vllm.cli import started
 from tests.stand_ins.nvml.stand_in import compiler
@@ -80,12 +80,6 @@ def daemon(url: str, *more: str) -> Iterator[Daemon]:
     with started("serve", "--url", url, "--listen", "127.0.0.1:0", "--tick-seconds", "0.1", *more) as process:
         line = json.loads(process.stderr.readline()) if process.stderr is not None else {}
         yield Daemon(process, Client(line["address"]), line["address"])
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with refused_port() as port:
-        return port
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from kvdiag.commands import main
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.recording.folder_timeline import read_segments
 from kvdiag.sim import SCENARIOS, Drill
-from tests.fixtures.hostile import eventually
-from tests.unit.commands.serve.test_serve import daemon, free_port
+from tests.fixtures.hostile import eventually, free_port
+from tests.unit.commands.serve.test_serve import daemon
 from tests.unit.sim.client import Client
 
 
