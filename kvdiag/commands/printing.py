@@ -25,7 +25,7 @@ EXIT_CODES: Mapping[Status, int] = {"ok": 0, "suspect": 1, "fault": 2, "unknown"
 
 PIPED_WIDTH = 80
 
-REPLICAS_SECONDS = 5.0
+REPLICAS_SECONDS = 2.0
 """Between two progress lines where stderr is not a terminal; shorter work prints none."""
 
 
