@@ -115,6 +115,9 @@ HERE = Path(__file__).parent
 SHARED = ("meddling", "workers", "guarded_server", "engine_reports")
 """What tests share, the everyday server first."""
 
+ANSWERS = ("engine_figures", "registered", "reported", "served")
+"""What the tests of one file share: what one program in vLLM's Python answers, after some minutes."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -134,6 +137,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def _shared(item: pytest.Function) -> str:
     if "subject_run" in item.fixturenames:
         return f"vllm-{item.callspec.params['subject_run']}"
+    if any(name in item.fixturenames for name in ANSWERS):
+        return f"vllm-{item.path.stem}"
     shared = [name for name in SHARED if name in item.fixturenames]
     return f"vllm-{shared[0] if shared else item.name}"
 

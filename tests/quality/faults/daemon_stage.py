@@ -49,7 +49,7 @@ class Stage:
         self._over = threading.Event()
         self._playing = threading.Thread(target=self._play, name="stage", daemon=True)
         self._lock = threading.Lock()
-        self._publishing = threading.Lock()
+        """Held while a source changes: what flaps may be mended at the same moment."""
         self._daemon = contextlib.ExitStack()
         self.serving: Daemon
 
@@ -74,7 +74,7 @@ class Stage:
         with self._lock:
             self._conditions[source] = condition
             self.lost_records = self.lost_records or (source == "recorder" and condition != "well")
-        self._enter(source, condition)
+            self._enter(source, condition)
 
     def kill_daemon(self) -> None:
         """Kill -9."""
@@ -115,8 +115,7 @@ class Stage:
             case "nvml", _:
                 self._show_driver(condition)
             case "torch_allocator", "absent":
-                with self._publishing:
-                    shutil.rmtree(self.agents)
+                shutil.rmtree(self.agents)
             case "recorder", "absent":
                 # At once: while a folder is emptied, its recorder may put another file into it.
                 shutil.rmtree(self.records.rename(self.records.with_name("removed")))
@@ -128,12 +127,12 @@ class Stage:
         """The background activity: an agent that publishes, and everything that flaps."""
         last_flap, broken = time.monotonic(), False
         while not self._over.wait(self._tick_seconds):
-            if time.monotonic() - last_flap >= FLAP_SECONDS:
-                last_flap, broken = time.monotonic(), not broken
-                for source in ("nvml", "recorder", "host"):
-                    if self._condition(source) == "flapping":
-                        self._flap(source, broken=broken)
-            with self._publishing:
+            with self._lock:
+                if time.monotonic() - last_flap >= FLAP_SECONDS:
+                    last_flap, broken = time.monotonic(), not broken
+                    for source in ("nvml", "recorder", "host"):
+                        if self._condition(source) == "flapping":
+                            self._flap(source, broken=broken)
                 self._play_agent(broken=broken)
 
     def _play_agent(self, *, broken: bool) -> None:
@@ -149,8 +148,7 @@ class Stage:
                     self._publish(next(_SEQUENCE))
 
     def _condition(self, source: str) -> str:
-        with self._lock:
-            return self._conditions.get(source, "well")
+        return self._conditions.get(source, "well")
 
     def _flap(self, source: str, *, broken: bool) -> None:
         match source:
