@@ -24,7 +24,7 @@ from tests.unit.sim.client import Client
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]
 
-HEALTHY = 450
+HEALTHY = 700
 ALL = HEALTHY + len(FAULTY) + HEALTHY_NEXT_TO_A_LEAK
 WAIT_SECONDS = 300.0
 
