@@ -131,7 +131,7 @@ class _Work:
             return None
         pace = (times[-1] - times[0]) / (work[-1] - work[0])
         clock = [times[-1] - pace * (work[-1] - done) for done in work]
-        by_work = replace(series, times_seconds=clock, beside={})
+        by_work = replace(series, times_seconds=clock, shared={})
         return cls(times=times, clock=clock, minutes=Minutes.of(by_work, limits))
 
     def windows(self, lengths: Sequence[int], limits: GrowthLimits) -> tuple[GrowthEvidence, ...]:

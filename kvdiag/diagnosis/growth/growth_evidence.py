@@ -41,7 +41,7 @@ class Series:
     """Samples of one component in ascending time, in bytes; `load` (any unit) is the engines' at each sample.
 
     `work` is what they had done until then, in tokens. Both are `None` where the engines report none. `collected` says
-    that a garbage collector may return this memory. `beside` keeps what was computed of the times and the load, for the
+    that a garbage collector may return this memory. `shared` keeps what was computed of the times and the load, for the
     other series that were read at the same times.
     """
 
@@ -50,7 +50,7 @@ class Series:
     load: Sequence[float] | None = None
     work: Sequence[float] | None = None
     collected: bool = False
-    beside: dict[str, Any] = field(default_factory=dict, compare=False)
+    shared: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

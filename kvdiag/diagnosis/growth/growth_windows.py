@@ -43,11 +43,11 @@ class Minutes:
         times = series.times_seconds[start:]
         count = int((end - times[0]) / MINUTE_SECONDS) + 1
         # A sample on the edge belongs to the minute that it ends.
-        if "bins" not in series.beside:
+        if "bins" not in series.shared:
             gaps = [later - earlier for earlier, later in pairwise(times)]
             ends = list(pairwise(stats.bin_ends(times, end + MINUTE_SECONDS / 60.0, MINUTE_SECONDS, count)))
-            series.beside["bins"] = ends, median(gaps) if gaps else 0.0
-        ends, spacing_seconds = series.beside["bins"]
+            series.shared["bins"] = ends, median(gaps) if gaps else 0.0
+        ends, spacing_seconds = series.shared["bins"]
 
         def cells(values: Sequence[float]) -> list[Sequence[float]]:
             return [values[lower:upper] for lower, upper in ends]
@@ -58,12 +58,12 @@ class Minutes:
         # What stays the same follows no load.
         is_level, load = least == max(sizes), None
         if series.load is not None and not is_level:
-            load = series.beside.get("load")
+            load = series.shared.get("load")
             if load is None:
                 means = [mean_of(cell) if cell else None for cell in cells(series.load[start:])]
                 filled = stats.interpolated(means, limits.load_filled_ratio)
                 load = None if filled is None else MinuteLoad(filled)
-                series.beside["load"] = load
+                series.shared["load"] = load
         return cls(
             medians=[_middle(cell) if cell else None for cell in every],
             lows=[(least if is_level else min(cell)) if cell else None for cell in every],

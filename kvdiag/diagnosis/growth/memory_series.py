@@ -170,7 +170,7 @@ class MemorySeries:
             load=beside.load,
             work=beside.work,
             collected=part.collected,
-            beside=beside.known,
+            shared=beside.known,
         )
 
 
