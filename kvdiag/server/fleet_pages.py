@@ -90,7 +90,7 @@ class FleetPages:
                 one = status.by_name.get(unquote(path.removeprefix("/replica/")))
             if one is None:
                 return problem(HTTPStatus.NOT_FOUND, "no such replica, or it has no verdict yet; / lists all of them")
-            return self._made(("/replica", one.judged.name), lambda _: self._replica(one), packed=packed)
+            return self._made(("/replica", one.judged.key), lambda _: self._replica(one), packed=packed)
         if path == "/runbooks" or path.startswith("/runbooks/"):
             runbook = runbooks().get(path[len("/runbooks/") :].removesuffix(".md") or "README")
             if runbook is not None:
