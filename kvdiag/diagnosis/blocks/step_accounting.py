@@ -179,15 +179,18 @@ def blind_spot(timeline: Timeline, facts: Facts, span: Span | None, limits: Limi
     if most > ours + facts.capabilities.on_completion:
         return f"other traffic: up to {most} requests at once, {ours} of them kvdiag's; pause traffic for the run"
     samples, waiting = len(whole_load(timeline, span, facts)), most_requests(timeline, span, "requests_waiting")
+    together = most_requests(timeline, span, "requests_running")
     needed = samples_needed(facts, limits)
     if samples >= needed:
         return None
     if waiting:
-        together = most_requests(timeline, span, "requests_running")
         ran = f"at most {together} of {ours} requests ran" if together < ours else f"all {ours} requests rarely ran"
         compared = f"{facts.capabilities.unit}s in use can be judged only while all {ours} run"
         return f"{ran} at the same time; {compared}; check the size of the KV pool and the limit of concurrent requests"
-    return f"{samples} of the {needed} samples needed were taken while all requests ran; repeat the run"
+    few = f"{samples} of the {needed} samples needed were taken while all requests ran"
+    if 0 < together < ours:
+        return f"{few}, at most {together} of {ours} at once; repeat the run, and give the address of one server"
+    return f"{few}; repeat the run"
 
 
 class Kept(NamedTuple):

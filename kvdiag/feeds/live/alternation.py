@@ -53,8 +53,8 @@ MIN_MISSING = 5
 a request while its tokens are still read here, which takes a busy machine some tenths of a second."""
 
 MIN_RETURNS, RETURNED_SHARE = 3, 0.1
-"""How often loads are not counted and then counted again, also as a ratio to their samples: where streams end late on a
-busy machine it is once in many samples, and with two servers at random once in four."""
+"""How often loads are not counted and then counted, also as a ratio to their samples: where streams end late on a busy
+machine it is once in many samples, and with two servers at random once in four."""
 
 DELAY_SECONDS = 1.0
 """Beyond what an engine's gauges lag behind."""
@@ -162,8 +162,8 @@ class UncountedLoads:
         elif after is not None and after.resident_tokens and before is not None and before.resident_tokens:
             self._add(sample, before, after, capabilities)
         elif after is not None and sample.engines:
-            # Run before its first token was read here.
-            self._counted = self._counted or sample.open_requests > 0
+            # All of them, before the first token was read here.
+            self._counted = self._counted or sample.open_requests >= after.requests
         returned = self._returns >= max(MIN_RETURNS, RETURNED_SHARE * self._samples)
         if self._uncounted <= MAX_UNCOUNTED and not returned:
             return sample
@@ -177,7 +177,7 @@ class UncountedLoads:
             return
         self._samples += 1
         if sample.open_requests >= min(len(before.resident_tokens), len(after.resident_tokens)):
-            # Counted, not counted and counted again within one load is neither a delay at its beginning nor at its end.
+            # A delay at the end of a load is not followed by this, nor is one at its beginning as long.
             self._returns += self._lost and not late_seconds
             self._counted, self._lost = True, False
             return
@@ -189,4 +189,6 @@ class UncountedLoads:
             return
         first_seconds, first_tokens = self._first
         is_late = late_seconds and sample.at_seconds - first_seconds < late_seconds + DELAY_SECONDS
-        self._missing += not (is_late or tokens - first_tokens < max(1, capabilities.late_tokens))
+        is_missing = not (is_late or tokens - first_tokens < max(1, capabilities.late_tokens))
+        self._missing += is_missing
+        self._lost = self._lost or (is_missing and not sample.open_requests)

@@ -22,12 +22,15 @@ OTHER = ("-c", "8192", "-np", "2", "--metrics")
 def test_a_run_gives_no_verdict_on_two_servers(
     llama: Start, first: tuple[str, ...], second: tuple[str, ...], *, by_connection: bool
 ) -> None:
-    """Half of its requests do not show in what is read; the way out is the address of one of them."""
+    """Half of its requests do not show in what is read; the way out is the address of one of them.
+
+    Where requests end within two samples, nothing but step 3 shows it: half of them is never all of them.
+    """
     servers = [llama(*args).url for args in (first, second)]
     with balanced(servers, by_connection=by_connection) as url:
-        refused = kvdiag("run", "--url", url)
-    assert (3, "") == (refused.code, refused.stdout)
-    assert "give the address of one" in refused.stderr
+        unknown = kvdiag("run", "--url", url)
+    assert 3 == unknown.code
+    assert "give the address of one" in " ".join((unknown.stdout + unknown.stderr).split())
 
 
 def test_one_server_behind_a_load_balancer_is_judged(llama: Start) -> None:

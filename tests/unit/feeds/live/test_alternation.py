@@ -110,17 +110,17 @@ def test_reads_that_contradict_each_other_show_several_servers(
 def under_load(counts: str, capabilities: Capabilities, *, tokens_each: int = 100, running: int = 1) -> bool:
     """Whether samples are refused in the end: `1` counts the requests of a load, `0` none, a space lies between two.
 
-    `-` counts them before any has a token, `2` counts one of two.
+    `-` counts them before any has a token, `2` counts one of two, `=` one of two before any has a token.
 
     A sample is taken every 0.1 s, and each request has generated so many tokens more by then.
     """
     loads, tokens, refused = UncountedLoads(), 0, False
     for number, count in enumerate(counts):
         tokens = 0 if count == " " else tokens + tokens_each
-        requests = 2 if count == "2" else running
+        requests = 2 if count in "2=" else running
         resident = (tokens,) * requests if count in "012" else ()
         load = Load(requests=0 if count == " " else requests, resident_tokens=resident)
-        engine = Engine(engine="0", requests_running=running if count in "1-2" else 0, requests_waiting=0)
+        engine = Engine(engine="0", requests_running=running if count in "1-2=" else 0, requests_waiting=0)
         sample = Sample(at_seconds=number / 10, engines=(engine,), load=load, load_before=load)
         refused = loads.check(sample, capabilities).engines is None
     return refused
@@ -142,6 +142,8 @@ PROMPT = Capabilities()
         pytest.param("112121 " * 4, PROMPT, False, id="ends of several streams that are read late"),
         pytest.param("1010 1110 ", PROMPT, False, id="counted again once"),
         pytest.param("1010 1011 1010 ", PROMPT, True, id="counted now and then"),
+        pytest.param("0011 " * 4, PROMPT, True, id="counted long after its first tokens"),
+        pytest.param("=222222 " * 2, PROMPT, True, id="half of each load"),
         pytest.param(("1" * 12 + "01") * 20, PROMPT, False, id="ends of streams that are read late for hours"),
         pytest.param("000000 1111 000000 1111 ", PROMPT, True, id="every other load uncounted"),
         pytest.param("1010101010 ", Capabilities(late_seconds=30.0), False, id="gauges that may be old"),
