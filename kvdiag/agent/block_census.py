@@ -243,7 +243,7 @@ class Census:
         if not explained and not late:
             yield from self._search(pool.blocks, count.held)
             self._unsettled = self._unsettled + 1 if count.unowned > len(self._suspects) else 0
-        yield from self._counter.settle(explained=explained)
+        yield from self._counter.settle(known=self._known)
         self._anew = self._anew or self._unsettled % ANEW_COUNTS == UNSETTLED
         due = any(one.counts >= CONFIRMED - 1 for one in self._suspects.values())
         scheduler = VLLM.newest()

@@ -169,10 +169,15 @@ class Counter:
         yield
         return self._count(moment, [sum(totals), 0, 0, *without], totals)
 
-    def settle(self, *, explained: bool) -> Steps:
-        """Keep how requests ended that may have left blocks behind; release the objects of all that ended."""
+    def settle(self, *, known: bool) -> Steps:
+        """Keep how requests ended that may have left blocks behind; release the objects of all that ended.
+
+        Where every block without an owner is `known`, none that ended has left another behind.
+        """
+        while known and self.left:
+            yield from _released(self.left.pop())
         while self._gone:
-            if not explained:
+            if not known:
                 for name, request in self._gone[-STEP_FIRST:]:
                     self.ended[name] = _kept(request)
                     if len(self.ended) > MAX_ENDED:

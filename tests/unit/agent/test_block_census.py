@@ -206,6 +206,7 @@ def test_busy_engine_is_not_accused_and_its_losses_are_named(
         scheduler.step()
         count = census.read()
         assert count is None or (set(count["orphans"]) <= lost and owners(count) is not None)
+        assert all("prompt_tokens" in one for one in (count or {}).get("culprits", ()))
         if number % 50 == 49:
             scheduler.start(f"loses-{number}", 6)
             scheduler.step()
