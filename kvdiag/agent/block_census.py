@@ -4,19 +4,17 @@ vLLM counts references to a block and not who has them. A block with a reference
 waits for a step in flight and no copy in flight, in three counts with a step of the engine between each, is orphaned:
 it is not released before the server restarts. In this order:
 
-1. A check adds up the lengths of all lists. Where that is what is in use, every block has an owner, and nothing else
-   is read: which requests come and end does not matter.
-2. A count (`block_count`) has the distinct blocks of each owner. Owners and free blocks add up to the pool; what is
-   missing is unowned. Counts follow now and then, and at once where a check has found more in use than held.
-3. While more blocks are unowned than known, the blocks without an owner are looked at: those that have a reference are
+1. A count (`block_count`) adds up the lengths of all lists. Where that is what is in use, every block has an owner, and
+   none is looked at; else it has the distinct blocks of each owner. Owners and free blocks add up to the pool; what is
+   missing is unowned.
+2. While more blocks are unowned than known, the blocks without an owner are looked at: those that have a reference are
    suspects, and the next count clears those that the engine has taken meanwhile.
-4. Blocks that the KV connector's own records name are pinned by the connector, not orphaned.
-5. An orphan's last holder is the request that has let go of a list with it; those that ended within one count are not
-   known.
+3. Blocks that the KV connector's own records name are pinned by the connector, not orphaned.
+4. An orphan's last holder is the request that has let go of a list with it since the last count in which every block
+   had an owner; those that began and ended between two counts are not known.
 
-Steps are short, with a pause after `HOLD_SECONDS` of them. The next check and the next count wait until the CPU time of
-the last one is spread thinly: one second for each `CHECK_SECONDS` or `COUNT_SECONDS` that it took. Prompts and tokens
-are never read.
+Steps are short, with a pause after `HOLD_SECONDS` of them. The next count waits until the CPU time of the last one is
+spread thinly: one second for each `COUNT_SECONDS` that it took. Prompts and tokens are never read.
 """
 
 from __future__ import annotations
@@ -32,25 +30,22 @@ from .connector_pins import pinned_ids
 from .schedulers import VLLM
 from .vllm_pool import pool_of
 
-CHECK_SECONDS, COUNT_SECONDS = 50e-6, 40e-6
-"""CPU time of a second: what a check or a count takes is spread over the seconds after it."""
+COUNT_SECONDS = 80e-6
+"""CPU time of a second: what a count takes is spread over the seconds after it."""
 
-MAX_WAIT_SECONDS, MAX_CHECK_WAIT_SECONDS = 60.0, 10.0
+MAX_WAIT_SECONDS = 15.0
 
 LONGEST_SECONDS = 8e-3
 """CPU time of one publication: a count that takes more is completed by the next ones."""
 
 SEARCH_SECONDS = LONGEST_SECONDS
-"""As these two, while numbers do not add up: blocks are looked at."""
-
-TRIES = 3
-"""Checks in a row that find too few blocks held before a count follows: a block may be between two owners."""
+"""As this, while numbers do not add up: blocks are looked at."""
 
 RECENT_BLOCKS = 4096
 MAX_LATE = 3
 """A look at more blocks is over too late for a search, as many times in a row: the engine has taken others since."""
 
-HOLD_SECONDS = 20e-6
+HOLD_SECONDS = 25e-6
 RELEASE_SECONDS = 100e-6
 """Pause after a slice: the engine takes the interpreter meanwhile."""
 
@@ -71,8 +66,8 @@ STEP_SUSPECTS = 64
 MAX_TEXT_CHARACTERS = 128
 MAX_IMPOSSIBLE = 5
 
-PAUSE, COMPLETE = False, True
-"""What follows a step that has to wait for the engine, and the last step: no other begins in the same publication."""
+COMPLETE = True
+"""What follows the last step: no other begins in the same publication."""
 
 
 class _Suspect:
@@ -102,8 +97,7 @@ class Census:
 
     def _begin(self, scheduler: Any) -> None:
         self._of = id(scheduler)
-        self._due_seconds = self._count_due_seconds = float("-inf")
-        self._counting = self._alarmed = False
+        self._due_seconds = float("-inf")
         self._spent_seconds = self._begun_seconds = 0.0
         self._work: Iterator[bool | None] | None = None
         self._result: dict[str, Any] | None = None
@@ -157,27 +151,14 @@ class Census:
         self._spent_seconds += self._cpu_clock() - began_seconds
         if complete:
             spent_seconds, self._spent_seconds = self._spent_seconds, 0.0
-            self._due_seconds = self._begun_seconds + min(spent_seconds / CHECK_SECONDS, MAX_CHECK_WAIT_SECONDS)
-            if self._counting:
-                unconfirmed = any(one.counts < CONFIRMED and not one.pinned for one in self._suspects.values())
-                searches = self._unsettled or self._late or self._anew or unconfirmed
-                apart_seconds = spent_seconds / (SEARCH_SECONDS if searches else COUNT_SECONDS)
-                self._count_due_seconds = self._begun_seconds + min(apart_seconds, MAX_WAIT_SECONDS)
-                checks = self._known and not self._alarmed
-                # A check that was wrong would be again: pins have references, too.
-                self._due_seconds = self._begun_seconds if checks else self._count_due_seconds
+            unconfirmed = any(one.counts < CONFIRMED and not one.pinned for one in self._suspects.values())
+            searches = self._unsettled or self._late or self._anew or unconfirmed
+            apart_seconds = spent_seconds / (SEARCH_SECONDS if searches else COUNT_SECONDS)
+            self._due_seconds = self._begun_seconds + min(apart_seconds, MAX_WAIT_SECONDS)
 
     def _counts_without_end(self) -> Iterator[bool | None]:
-        """Steps of work, and `COMPLETE` after each check and count, or where none can be had now."""
+        """Steps of work, and `COMPLETE` after each count, or where none can be had now."""
         while (scheduler := VLLM.newest()) is not None:
-            self._counting = not self._known or self._anew or self._clock() >= self._count_due_seconds
-            self._alarmed = False
-            if not self._counting:
-                self._counting = yield from self._check(scheduler)
-                if not self._counting:
-                    del scheduler
-                    yield COMPLETE
-                    continue
             keeps = bool(self._late) or any(not one.counts for one in self._suspects.values())
             asked = list(self._suspects)
             steps = self._counter.take(scheduler, asked, known=self._known, anew=self._anew, keeps=keeps)
@@ -200,22 +181,6 @@ class Census:
             if self._is_later(count):
                 yield from self._judge(count, pool)
             yield COMPLETE
-
-    def _check(self, scheduler: Any) -> Steps:
-        """Whether a count has to follow: more blocks are in use than held, or an orphan was released."""
-        count: Count | None = None
-        for _ in range(TRIES):
-            count = yield from self._counter.check(scheduler, list(self._suspects))
-            if count is not None and count.unowned <= len(self._suspects):
-                if len(count.referenced) < len(self._suspects):
-                    return True
-                yield
-                if count.unowned == len(self._suspects) and self._counter.all_run and self._is_later(count):
-                    self._renew(count)
-                return False
-            yield PAUSE
-        self._alarmed = count is not None
-        return self._alarmed
 
     def _is_later(self, count: Count) -> bool:
         """Whether the engine made a step since the last count: else a block may still be between two owners.
@@ -332,21 +297,6 @@ class Census:
             "pinned_oldest_seconds": _age(now_seconds, [one.since_seconds for one in pinned]),
             "orphans": sorted(orphans)[-MAX_LISTED:],
             "culprits": culprits,
-        }
-
-    def _renew(self, count: Count) -> None:
-        """Publish the figures of a check: whether there are orphans, and who held them, is as before."""
-        self._counts += 1
-        self._closed += 1
-        before = self._result or {}
-        free = {"cached_free": count.cached_free, "free": count.free - count.cached_free, "unconfirmed": 0}
-        self._result = {
-            **before,
-            "at_monotonic_seconds": self._clock(),
-            "owners": {**before["owners"], **count.owners, **free},
-            "groups": count.groups,
-            "counts": self._counts,
-            "closed_counts": self._closed,
         }
 
     def _culprits(self, orphans: dict[int, _Suspect]) -> list[dict[str, Any]]:

@@ -19,11 +19,11 @@ from .block_tables import (
     CONNECTOR,
     DEFERRED,
     OWNERS,
+    PAUSE,
     PINNED,
     RUNNING,
     STEP_ENDED,
     STEP_FIRST,
-    STEP_NAMES,
     WAITING,
     Group,
     Left,
@@ -35,12 +35,13 @@ from .vllm_pool import STEP_ASKED, Moment, moment_of, pool_of, whole
 KEPT_COUNTS, MAX_KEPT_COUNTS = 3, 12
 """Counts for which the blocks are kept that requests have let go of."""
 
+TRIES = 3
+"""Moments in a row with fewer blocks in lists than in use before they are looked at: one may be between two owners."""
+
 STEP_MARKED = 8192
 
 MAX_ENDED = 2048
 KEPT_OF_REQUESTS = ("status", "num_preemptions", "num_prompt_tokens", "num_output_tokens")
-
-_request_id = operator.attrgetter("request_id")
 
 
 class Count(NamedTuple):
@@ -78,7 +79,7 @@ class Counter:
         """Count nothing yet."""
         self._groups: list[Group] = []
         self._size = 0
-        self._alive: set[Any] = set()
+        self._names: dict[int, str] = {}
         self._strange: set[str] = set()
         self._gone: list[tuple[str, Any]] = []
         self.left: collections.deque[Left] = collections.deque()
@@ -87,9 +88,6 @@ class Counter:
         """Requests that hold blocks."""
         self.ended: collections.OrderedDict[str, tuple[Any, ...]] = collections.OrderedDict()
         """What is kept of those that do not any more."""
-        self._unhashed = 0
-        self.all_run = False
-        """Whether every request that held blocks in the last count was running."""
 
     def take(
         self, scheduler: Any, asked: list[int], *, known: bool = False, anew: bool = False, keeps: bool = False
@@ -112,9 +110,14 @@ class Counter:
             self._groups = [Group(type(manager).__name__, null_id) for manager in managers]
         unclear = anew or bool(asked and not known)
         usable = size - (null is not None)
-        moment = yield from moment_of(scheduler, self._groups, asked)
-        if moment.torn:
-            return None
+        for _ in range(1 if unclear else TRIES):
+            moment = yield from moment_of(scheduler, self._groups, asked)
+            if moment.torn:
+                return None
+            in_use = usable - moment.free - len(moment.referenced)
+            if sum([now.total() for now in moment.groups]) >= in_use:
+                break
+            yield PAUSE
         while len(self.left) >= (MAX_KEPT_COUNTS if keeps else KEPT_COUNTS):
             yield from _released(self.left.pop())
         left: Left = []
@@ -135,7 +138,7 @@ class Counter:
                 its_sizes = yield from group.sizes()
                 sizes.append(its_sizes)
             yield
-            if sum(map(sum, sizes)) == usable - moment.free - len(moment.referenced):
+            if sum(map(sum, sizes)) == in_use:
                 blocks = [sum(each) for each in zip(*sizes, strict=True)]
                 yield
                 count = self._count(moment, blocks, list(map(sum, sizes)))
@@ -144,30 +147,6 @@ class Counter:
         for group in self._groups:
             yield from group.look(anew=anew)
         return (yield from self._counted(moment))
-
-    def check(self, scheduler: Any, asked: list[int]) -> Steps:
-        """As `take`, by nothing but lengths and references: what is in use beyond the blocks asked about is unowned.
-
-        All requests are taken to be running, and blocks that several have begun to share since the last count are
-        counted as often as they are held: then more are held than are in use.
-        """
-        moment = Moment(scheduler)
-        totals: list[int] = []
-        try:
-            for group, manager in zip(self._groups, moment.managers, strict=True):
-                totals.append((yield from group.total(manager.req_to_blocks, moment.null)))
-        except RuntimeError:
-            # A table grew while it was read.
-            return None
-        yield from moment.complete(asked)
-        moment.unhashed = self._unhashed
-        if moment.torn:
-            return None
-        without = [
-            sum(len(blocks) for rank, blocks in moment.without_request if rank == each) for each in (DEFERRED, PINNED)
-        ]
-        yield
-        return self._count(moment, [sum(totals), 0, 0, *without], totals)
 
     def settle(self, *, known: bool) -> Steps:
         """Keep how requests ended that may have left blocks behind; release the objects of all that ended.
@@ -192,7 +171,8 @@ class Counter:
             for group in self._groups:
                 names = list(itertools.filterfalse(group.lists.__contains__, names))
             requests = list(map(self.requests.pop, names, itertools.repeat(None)))
-            self._alive.difference_update(requests)
+            for one in map(id, requests):
+                self._names.pop(one, None)
             self._strange.difference_update(names)
             self._gone += itertools.compress(zip(names, requests, strict=True), requests)
             yield
@@ -269,17 +249,18 @@ class Counter:
                     request = scheduler.requests.get(name)
                     if request is None:
                         self._strange.add(name)
-                    elif (known := self.requests.get(name)) is not request:
-                        self._alive.discard(known)
-                        self._alive.add(request)
+                    else:
+                        self._names.pop(id(self.requests.get(name)), None)
+                        self._names[id(request)] = name
                         self.requests[name] = request
                 yield
-        running: set[Any] = set()
-        for some in parts(list(scheduler.running), STEP_NAMES):
-            running.update(some)
-            yield
         # Requests are compared by identity, which reads nothing of them.
-        others = [*map(_request_id, self._alive - running), *self._strange]
+        ids = list(map(id, scheduler.running))
+        yield
+        running = set(ids)
+        yield
+        waiting = map(self._names.__getitem__, itertools.filterfalse(running.__contains__, self._names))
+        others = [*waiting, *self._strange]
         yield
         for part in parts(others):
             for name in part:
@@ -293,13 +274,11 @@ class Counter:
                         now.dropped.add(name)
             yield
         for now, manager in zip(moment.groups, moment.managers, strict=True):
-            cached, held = getattr(manager, "num_cached_block", None), now.held
+            cached, held = getattr(manager, "num_cached_block", None), sum(now.lengths)
             # The last block of each is not full.
-            hashed = sum(cached.values()) if isinstance(cached, dict) else held - len(now.sizes)
+            hashed = sum(cached.values()) if isinstance(cached, dict) else held - len(now.lengths)
             moment.unhashed += max(held - hashed, 0)
             yield
-        self._unhashed = moment.unhashed
-        self.all_run = not any(now.ranks or now.dropped for now in moment.groups)
 
     def _rank_of(self, name: str, scheduler: Any, moment: Moment) -> int | None:
         """The owner of a request's blocks; `None` where the scheduler does not know it any more."""

@@ -28,7 +28,8 @@ STEP_ENDED = 8
 STEP_FIRST = 8
 STEP_ITEMS = 32
 STEP_NAMES = 24
-STEP_LENGTHS = STEP_KNOWN = 32
+STEP_LENGTHS = 32
+STEP_SAME = 96
 
 APPENDED = ("FullAttentionManager", "SinkFullAttentionManager", "CrossAttentionManager")
 """Managers whose lists only grow, but for a copy of a shared block before it is written."""
@@ -40,6 +41,9 @@ T = TypeVar("T")
 
 Steps = Generator[Any, None, Any]
 """Short steps of work, between which the engine may work."""
+
+PAUSE = False
+"""What follows a step that has to wait for the engine."""
 
 Left = list[tuple[str, list[Any]]]
 """Lists of requests that do not hold their blocks any more."""
@@ -60,18 +64,27 @@ def leading(blocks: list[Any], null: Any, known: int = 0) -> int:
     return bisect.bisect_left(blocks, True, key=lambda block: block is not null)
 
 
-class Now(NamedTuple):
-    """What the engine has of one group at this moment: the lengths of its lists, their sum, and leading null blocks.
+def _others(lists: dict[str, list[Any]], than: dict[str, list[Any]]) -> Steps:
+    """The requests whose list is not the same there."""
+    others: list[str] = []
+    for names in parts(lists, STEP_SAME):
+        others += itertools.compress(names, map(operator.is_not, map(lists.get, names), map(than.get, names)))
+        yield
+    return others
 
-    `begun` are the lists that are others than before, `ended` the requests that have none any more, `again` the
+
+class Now(NamedTuple):
+    """What the engine has of one group at this moment: its lists, their lengths, and their leading null blocks.
+
+    `begun` are the requests with another list than before, `ended` those whose list is not held any more, `again` the
     references of blocks that are in several lists, beyond the first of each. `ranks` are the owners of lists whose
     request does not run, `dropped` the requests that the scheduler does not know any more.
     """
 
-    sizes: dict[str, int]
-    held: int
+    lists: dict[str, list[Any]]
+    lengths: list[int]
     nulls: dict[str, int]
-    begun: dict[str, list[Any]]
+    begun: list[str]
     ended: list[str]
     again: int
     ranks: dict[str, int]
@@ -79,7 +92,7 @@ class Now(NamedTuple):
 
     def total(self) -> int:
         """The distinct blocks in all lists, where null blocks are at the beginning of lists."""
-        return self.held - sum(self.nulls.values()) - self.again
+        return sum(self.lengths) - sum(self.nulls.values()) - self.again
 
 
 class Group:
@@ -91,7 +104,7 @@ class Group:
         self._is_kept = kind in APPENDED or self.passes
         self._null_id = null_id
         self.lists: dict[str, list[Any]] = {}
-        self._now = Now({}, 0, {}, {}, [], 0, {}, set())
+        self._now = Now({}, [], {}, [], [], 0, {}, set())
         self._shared: dict[int, Any] = {}
         self._searched: dict[str, list[Any]] = {}
         self._nulls: dict[str, int] = {}
@@ -100,50 +113,36 @@ class Group:
         """Blocks, by the last look."""
 
     def read(self, table: Mapping[str, list[Any]], null: Any) -> Steps:
-        """What the engine has now, without owners."""
-        sizes: dict[str, int] = {}
-        held = 0
-        begun: dict[str, list[Any]] = {}
-        for some in parts(table.items(), STEP_NAMES):
-            names, lists = [name for name, _ in some], [blocks for _, blocks in some]
-            begun.update(itertools.compress(some, map(operator.is_not, lists, map(self.lists.get, names))))
-            lengths = list(map(len, lists))
-            sizes.update(zip(names, lengths, strict=True))
-            held += sum(lengths)
+        """What the engine has now, without owners.
+
+        The copy is of one moment; the rest is of the same, unless blocks came or went meanwhile.
+        """
+        lists = dict(table)
+        yield
+        lengths: list[int] = []
+        for part in parts(lists.values(), STEP_LENGTHS):
+            lengths += map(len, part)
             yield
-        ended: list[str] = []
-        for part in parts(self.lists, STEP_KNOWN):
-            ended += itertools.filterfalse(sizes.__contains__, part)
-            yield
+        begun = yield from _others(lists, self.lists)
+        ended = yield from _others(self.lists, lists)
         nulls: dict[str, int] = {}
         if self.passes:
-            for some in parts(table.items()):
+            for some in parts(lists.items()):
                 nulls.update((name, leading(blocks, null, self._now.nulls.get(name, 0))) for name, blocks in some)
                 yield
-        yield from self._find_shared(begun, nulls)
+        yield from self._find_shared(lists, begun, nulls)
         again = yield from self._again()
-        return Now(sizes, held, nulls, begun, ended, again, {}, set())
+        return Now(lists, lengths, nulls, begun, ended, again, {}, set())
 
-    def total(self, table: Mapping[str, list[Any]], null: Any) -> Steps:
-        """The blocks in all lists, by their lengths and by the references of those known to be in several."""
-        total = 0
-        for part in parts(table.values(), STEP_LENGTHS):
-            total += sum(map(len, part))
-            yield
-        if self.passes:
-            for some in parts(table.items()):
-                total -= sum([leading(blocks, null, self._now.nulls.get(name, 0)) for name, blocks in some])
-                yield
-        return total - (yield from self._again())
-
-    def _find_shared(self, lists: dict[str, list[Any]], nulls: dict[str, int]) -> Steps:
+    def _find_shared(self, lists: dict[str, list[Any]], begun: list[str], nulls: dict[str, int]) -> Steps:
         """Note the blocks of new lists that have several references.
 
         A block comes into a second list when that list begins: later ones are taken from the free blocks. What was
         found stands where the engine disturbs the moment.
         """
         looked_at = 0
-        for name, blocks in lists.items():
+        for name in begun:
+            blocks = lists[name]
             if self._searched.get(name) is blocks:
                 continue
             for block in itertools.islice(blocks, nulls.get(name, 0), None):
@@ -177,15 +176,15 @@ class Group:
 
     def follow(self, now: Now, left: Left) -> Steps:
         """Take over what the engine has now; the lists that requests do not hold any more are added to `left`."""
-        self._now = now
         # One with another list was preempted, and has resumed.
-        for part in parts((*now.ended, *filter(self.lists.__contains__, now.begun)), STEP_ENDED):
-            left += zip(part, map(self.lists.pop, part), strict=True)
+        for part in parts(now.ended, STEP_ENDED):
+            left += zip(part, map(self.lists.__getitem__, part), strict=True)
             for name in part if self._ids or self._nulls else ():
                 self._ids.pop(name, None)
                 self._nulls.pop(name, None)
             yield
-        self.lists.update(now.begun)
+        self._now, self.lists = now, now.lists
+        yield
         self._searched.clear()
         yield
 
@@ -196,9 +195,11 @@ class Group:
         sizes[RUNNING] = now.total()
         yield
         if now.ranks or now.dropped:
+            lengths = dict(zip(now.lists, now.lengths, strict=True))
+            yield
             for part in parts((*now.ranks, *now.dropped)):
                 for name in part:
-                    size = now.sizes[name] - now.nulls.get(name, 0)
+                    size = lengths[name] - now.nulls.get(name, 0)
                     sizes[RUNNING] -= size
                     if name in now.ranks:
                         sizes[now.ranks[name]] += size
@@ -219,7 +220,7 @@ class Group:
                     self._pass(name, nulls)
             yield
         behind: list[tuple[str, int]] = []
-        for some in parts(now.sizes.items(), STEP_NAMES):
+        for some in parts(zip(now.lists, now.lengths, strict=True), STEP_NAMES):
             known = map(len, map(self._ids.get, [name for name, _ in some], itertools.repeat(())))
             behind += [one for one, ids in zip(some, known, strict=True) if one[1] != ids]
             yield
