@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 from .block_tables import (
     CONNECTOR,
-    DEFERRED,
     OWNERS,
     PAUSE,
-    PINNED,
     RUNNING,
     STEP_ENDED,
     STEP_FIRST,
@@ -110,12 +108,15 @@ class Counter:
             self._groups = [Group(type(manager).__name__, null_id) for manager in managers]
         unclear = anew or bool(asked and not known)
         usable = size - (null is not None)
-        for _ in range(1 if unclear else TRIES):
+        tries = 1 if unclear else TRIES
+        while True:
             moment = yield from moment_of(scheduler, self._groups, asked)
             if moment.torn:
                 return None
             in_use = usable - moment.free - len(moment.referenced)
-            if sum([now.total() for now in moment.groups]) >= in_use:
+            held = sum([now.total() for now in moment.groups]) + sum([len(one) for _, one in moment.without_request])
+            tries -= 1
+            if not tries or held >= in_use:
                 break
             yield PAUSE
         while len(self.left) >= (MAX_KEPT_COUNTS if keeps else KEPT_COUNTS):

@@ -199,8 +199,9 @@ def test_busy_engine_is_not_accused_and_its_losses_are_named(monkeypatch: pytest
         count = census.read() or {"orphans": [], "culprits": []}
         assert set(count["orphans"]) <= set(lost.values())
         assert {one["id"] for one in count["culprits"]} <= lost.keys()
+        name = f"loses-{number // 50}"
         if number % 50 == 20:
-            scheduler.start(name := f"loses-{number}", 6)
+            scheduler.start(name, 6)
         elif number % 50 == 45:
             lost[name] = scheduler.held(name)[-1].block_id
             scheduler.end(name, lost=1)
