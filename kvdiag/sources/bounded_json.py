@@ -22,30 +22,31 @@ def most_values(text: bytes | bytearray | str) -> int:
     return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
-def decode(text: bytes | bytearray | str, *, max_values: int = MAX_VALUES) -> Any:
-    """The value of a JSON text.
+def decode(
+    text: bytes | bytearray | str,
+    *,
+    max_values: int = MAX_VALUES,
+    parse_constant: Callable[[str], Any] | None = None,
+) -> Any:
+    """The value of a JSON text. `parse_constant` returns the value of NaN, Infinity or -Infinity.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, or has more values than `max_values`.
     """
-    return _decoded(text, max_values, None)
-
-
-def decode_object(text: bytes | str, *, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """The object that a JSON text holds; ValueError as `decode`, and for NaN, infinities and any other value."""
-    value = _decoded(text, max_values, _no_constant)
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
-    return value
-
-
-def _decoded(text: bytes | bytearray | str, max_values: int, parse_constant: Callable[[str], Any] | None) -> Any:
     if (count := most_values(text)) > max_values:
         raise TooManyValuesError(f"{count:,} values in one document; at most {max_values:,} are read")
     try:
         return json.loads(text, parse_constant=parse_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def decode_object(text: bytes | str, *, max_values: int = MAX_VALUES) -> dict[str, Any]:
+    """The object that a JSON text holds; ValueError as `decode`, and for NaN, infinities and any other value."""
+    value = decode(text, max_values=max_values, parse_constant=_no_constant)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")  # noqa: TRY004 - one kind of error for one kind of mistake
+    return value
 
 
 def _no_constant(name: str) -> float:

@@ -6,7 +6,8 @@ stop asking (`RefusedError`). Pure.
 
 A day of a fleet has a hundred million samples. All servers write them without spaces, so that a series' samples are cut
 out of the text and split as a whole, once for the times of all series of one scrape; the rest of the answer is decoded
-as JSON. An answer that is written otherwise is decoded as JSON throughout, with the same result.
+as JSON, with a constant where the samples of each series were. An answer that is written otherwise is decoded as JSON
+throughout, with the same result.
 """
 
 from __future__ import annotations
@@ -178,28 +179,25 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
                     joined = '"'.join(moments)
                     if not joined.endswith(","):
                         return None
-                    times = _read(joined[:-1].replace(',"],[', ","))
+                    times = _read_json(joined[:-1].replace(',"],[', ","))
                     known[same] = _Moments(moments, times, ascends(times))
                 column = SampleColumns(known[same].times, _values(numbers), known[same].ascending)
                 # With a comma within its text a value would be two numbers, and with an empty one none.
                 if not len(moments) == len(column.times) == len(numbers) == len(column.values):
                     return None
             found.append(column)
-            rest += (body[place : begin + len(_BEGIN) - 2], b"%d" % (len(found) - 1))
+            rest += (body[place : begin + len(_BEGIN) - 2], b"NaN")
             place = end + len(_END)
         if not found:
             return None
-        answer: dict[str, Any] = decode(b"".join((*rest, body[place:])), max_values=MAX_ANSWER_VALUES)
-        result = answer["data"]["result"]
-        # As texts: 0.0 and false are equal to 0.
-        if [repr(one["values"]) for one in result if "values" in one] != list(map(repr, range(len(found)))):
-            return None
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
+        found.reverse()
+        # The decoder asks for the value of each constant in the order of the text. With a constant that the server sent
+        # there is one more than samples, and `pop` raises.
+        text = b"".join((*rest, body[place:]))
+        answer = decode(text, max_values=MAX_ANSWER_VALUES, parse_constant=lambda _: found.pop())
+    except (ValueError, IndexError, OverflowError):
         return None
-    for one in result:
-        if "values" in one:
-            one["values"] = found[one["values"]]
-    return answer
+    return answer if isinstance(answer, dict) else None
 
 
 class _Moments(NamedTuple):
@@ -230,17 +228,26 @@ def _values(texts: Sequence[str]) -> array[float]:
 
 
 def _read(numbers: str) -> array[float]:
-    """Numbers with commas between them. JSON's decoder reads them in half of the time that `float` takes.
+    """Values with commas between them, as all servers write them.
+
+    Raises:
+        ValueError: there is anything else.
+    """
+    try:
+        return _read_json(numbers)
+    except ValueError:
+        return array("d", map(sample_value, numbers.split(",")))
+
+
+def _read_json(numbers: str) -> array[float]:
+    """Numbers of JSON with commas between them. Its decoder reads them in half of the time that `float` takes.
 
     Raises:
         ValueError: there is anything else.
     """
     if numbers.encode().translate(None, _IN_NUMBERS):
         raise ValueError("not numbers")
-    try:
-        return array("d", json.loads(f"[{numbers}]"))
-    except ValueError:
-        return array("d", map(sample_value, numbers.split(",")))
+    return array("d", json.loads(f"[{numbers}]"))
 
 
 def sample_value(text: object) -> float:
