@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.formatting import format_duration, plural
@@ -30,16 +31,28 @@ class Source:
 
 def replica_name(key: str, subject: tuple[tuple[str, str], ...]) -> str:
     """What a replica is called: its trace, its namespace and pod, its address, or its GPU."""
+    return "/".join(_parts(key, subject))
+
+
+def _parts(key: str, subject: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     labels = dict(subject)
     if "trace" in labels:
-        return labels["trace"]
-    key, _, realm = key.partition(" [")
-    where = f" [{realm}" if realm else ""
-    if key.startswith("gpu "):
-        return (" ".join(labels[one] for one in GPU_NAMES if labels.get(one)) or key) + where
+        return (labels["trace"],)
     if labels.get("pod"):
-        return "/".join(labels[one] for one in NAMES if labels.get(one)) + where
-    return (labels.get("instance") or key.partition(" ")[2].lstrip("/")) + where
+        *before, pod = (labels[one] for one in NAMES if labels.get(one))
+        realm = realm_of(key, subject)
+        return *before, f"{pod} [{realm}]" if realm else pod
+    key, _, where = key.partition(" [")
+    where = where and f" [{where}"
+    if key.startswith("gpu "):
+        return ((" ".join(labels[one] for one in GPU_NAMES if labels.get(one)) or key) + where,)
+    return ((labels.get("instance") or key.partition(" ")[2].lstrip("/")) + where,)
+
+
+def realm_of(key: str, subject: tuple[tuple[str, str], ...]) -> str:
+    """Labels that keep apart replicas of one name, as `region=eu`; the cluster, which has a label, is not repeated."""
+    cluster = f"cluster={dict(subject).get('cluster')}"
+    return ",".join(part for part in key.partition(" [")[2].removesuffix("]").split(",") if part != cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,11 @@ class Judged:
     def name(self) -> str:
         """What the replica is called."""
         return replica_name(self.key, self.subject)
+
+    @property
+    def path(self) -> str:
+        """The name as part of an address: a slash within a label is quoted, one between two labels is not."""
+        return "/".join(quote(part, safe="") for part in _parts(self.key, self.subject))
 
     @property
     def summary(self) -> str:

@@ -11,7 +11,7 @@ from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.formatting import format_time
 from kvdiag.model import Finding, Gap, Status
-from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source
+from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source, realm_of
 from kvdiag.outputs.presentation import ORDER, problems_of
 
 
@@ -34,8 +34,7 @@ class FleetReplica:
     def labels(self) -> tuple[str, str, str, str, str]:
         """What its series are labelled with: cluster, namespace, pod (or what it is called), model, version."""
         subject = dict(self.judged.subject)
-        _, _, realm = self.judged.key.partition(" [")
-        cluster = ", ".join(filter(None, (subject.get("cluster"), realm.rstrip("]"))))
+        cluster = ", ".join(filter(None, (subject.get("cluster"), realm_of(self.judged.key, self.judged.subject))))
         pod = subject.get("pod")
         return (
             cluster,
@@ -98,18 +97,19 @@ class FleetStatus:
         judged = tuple(one.judged for one in self.replicas)
         return FleetDiagnosis(source=self.source, judged=judged, fleet=self.fleet, gaps=self.gaps)
 
-    @cached_property
-    def by_name(self) -> dict[str, FleetReplica]:
-        """Each replica by what it is called."""
-        return {one.judged.name: one for one in reversed(self.replicas)}
+    def named(self, name: str) -> list[FleetReplica]:
+        """The replicas of this name; without any, those whose namespace and pod it is, in whichever cluster."""
+        return [one for one in self.replicas if one.judged.name == name] or [
+            one for one in self.replicas if "/".join(filter(None, one.labels[1:3])) == name
+        ]
 
-    def labelled(self, cluster: str, namespace: str, pod: str) -> FleetReplica | None:
-        """The replica whose series have these labels, as an alert's link names it.
+    def labelled(self, cluster: str, namespace: str, pod: str) -> list[FleetReplica]:
+        """The replicas whose series have these labels, as an alert's link names them.
 
         A Prometheus may label what it scrapes with a cluster of its own: that counts only among replicas of one name.
         """
         found = [one for one in self.replicas if one.labels[1:3] == (namespace, pod)]
-        return next((one for one in found if one.labels[0] == cluster), found[0] if len(found) == 1 else None)
+        return [one for one in found if one.labels[0] == cluster] or found
 
     @property
     def unread(self) -> list[FleetReplica]:

@@ -8,12 +8,12 @@ import asyncio
 import gzip
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import time
 from typing import Protocol
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -21,8 +21,10 @@ from prometheus_client.exposition import choose_encoder
 
 import kvdiag
 from kvdiag.alert_files import runbooks
+from kvdiag.formatting import plural
 from kvdiag.model import Timeline
 from kvdiag.outputs.documents import fleet_document
+from kvdiag.outputs.fleet_results import NAMES
 from kvdiag.outputs.fleet_status import FleetReplica, FleetStatus
 from kvdiag.outputs.html import fleet_page, report_page
 from kvdiag.outputs.html.report_page import Making
@@ -34,6 +36,9 @@ from kvdiag.server.request import OPENMETRICS, OPENMETRICS_VERSION, Request
 KEPT_ANSWERS = 16
 KEPT_BYTES = 16 * 2**20
 """Of answers that are kept, all together; a larger one is made again."""
+
+MAX_CHOICES = 8
+"""Replicas of an ambiguous name that its answer lists."""
 
 HTML = "text/html; charset=utf-8"
 
@@ -85,11 +90,12 @@ class FleetPages:
         if path == "/replica" or path.startswith("/replica/"):
             status = self.newest()
             if path == "/replica":
-                one = status.labelled(*(request.query.get(name, ("",))[0] for name in ("cluster", "namespace", "pod")))
+                found = status.labelled(*(request.query.get(name, ("",))[0] for name in NAMES))
             else:
-                one = status.by_name.get(unquote(path.removeprefix("/replica/")))
-            if one is None:
-                return problem(HTTPStatus.NOT_FOUND, "no such replica, or it has no verdict yet; / lists all of them")
+                found = status.named(unquote(path.removeprefix("/replica/")))
+            if len(found) != 1:
+                return problem(HTTPStatus.NOT_FOUND, _not_one(found))
+            (one,) = found
             return self._made(("/replica", one.judged.key), lambda _: self._replica(one), packed=packed)
         if path == "/runbooks" or path.startswith("/runbooks/"):
             runbook = runbooks().get(path[len("/runbooks/") :].removesuffix(".md") or "README")
@@ -142,6 +148,18 @@ class FleetPages:
         )
         body = report_page.render(one.judged.diagnosis, timeline, making).encode()
         return Answer(body=body, content_type=HTML, headers=STATUS_HEADERS)
+
+
+def _not_one(found: Sequence[FleetReplica]) -> str:
+    if not found:
+        return "no such replica, or it has no verdict yet; / lists all of them"
+    queries = (dict(zip(NAMES, one.labels, strict=False)) for one in found[:MAX_CHOICES])
+    addresses = ", ".join(f"/replica?{urlencode(query)}" for query in queries)
+    more = f" and {len(found) - MAX_CHOICES:,} more, which / lists" if len(found) > MAX_CHOICES else ""
+    return (
+        f"the name is ambiguous: {plural(len(found), 'replica')} have it; add the cluster, as in "
+        f"/replica/CLUSTER/NAMESPACE/POD, or open one of {addresses}{more}"
+    )
 
 
 def _document(status: FleetStatus) -> Answer:

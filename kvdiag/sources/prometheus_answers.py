@@ -193,8 +193,8 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
         found.reverse()
         # The decoder asks for the value of each constant in the order of the text. With a constant that the server sent
         # there is one more than samples, and `pop` raises.
-        text = b"".join((*rest, body[place:]))
-        answer = decode(text, max_values=MAX_ANSWER_VALUES, parse_constant=lambda _: found.pop())
+        rest.append(body[place:])
+        answer = decode(b"".join(rest), max_values=MAX_ANSWER_VALUES, parse_constant=lambda _: found.pop())
     except (ValueError, IndexError, OverflowError):
         return None
     return answer if isinstance(answer, dict) else None

@@ -6,7 +6,7 @@ It has no script: a link's address is the view (`View`). Every replica links to 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import kvdiag
 from kvdiag.formatting import format_count, format_duration, format_time, plural
@@ -176,7 +176,7 @@ def _titles(view: View) -> list[tuple[str, str]]:
 
 def _row(one: FleetReplica) -> Html:
     left = one.exhaustion_seconds
-    link = element("a", one.judged.name, href=replica_address(one.judged.name))
+    link = element("a", one.judged.name, href=f"/replica/{one.judged.path}")
     return kit.row(
         kit.mark(one.status),
         link,
@@ -187,11 +187,6 @@ def _row(one: FleetReplica) -> Html:
         (kit.prose(one.judged.summary), "result"),
         header=1,
     )
-
-
-def replica_address(name: str) -> str:
-    """The address of a replica's own page."""
-    return f"/replica/{quote(name)}"
 
 
 def _pages(view: View, count: int) -> Iterator[Html | str]:

@@ -1,12 +1,18 @@
 """The page of a fleet's daemon, and the pages of its replicas."""
 
 import asyncio
+import json
 from collections.abc import Awaitable
 from dataclasses import replace
 from http import HTTPStatus
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
+import pytest
+
+from kvdiag.feeds.history.series_join import join
 from kvdiag.formatting import format_time
+from kvdiag.outputs.fleet_results import NAMES
+from kvdiag.outputs.fleet_status import FleetStatus
 from kvdiag.outputs.html.fleet_page import View, view_of
 from kvdiag.outputs.metrics.fleet_metrics import fleet_figures
 from kvdiag.server.answers import Answer
@@ -23,12 +29,19 @@ def links(page: Page) -> list[str]:
     return [attrs["href"] or "" for tag, attrs in page.seen if tag == "a"]
 
 
-def served(path: str) -> Page:
+def served(path: str, status: FleetStatus | None = None) -> Page:
     """A page of a fleet's daemon."""
-    status = fleet_status()
-    answer = FleetPages(newest=lambda: status, history=lambda _: None).answer(
-        parse_request(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    )
+    return served_by(pages_of(status or fleet_status()), path)
+
+
+def pages_of(status: FleetStatus) -> FleetPages:
+    """The pages of one state."""
+    return FleetPages(newest=lambda: status, history=lambda _: None)
+
+
+def served_by(pages: FleetPages, path: str) -> Page:
+    """One of them."""
+    answer = asked(pages, path)
 
     async def made() -> Answer:
         assert isinstance(answer, Awaitable)
@@ -36,6 +49,27 @@ def served(path: str) -> Page:
         return found
 
     return Page(asyncio.run(made()).body.decode())
+
+
+def asked(pages: FleetPages, path: str) -> Answer | Awaitable[Answer]:
+    """The answer; a page has to be waited for."""
+    return pages.answer(parse_request(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()))
+
+
+def renamed(*subjects: dict[str, str]) -> FleetStatus:
+    """A state whose replicas have these labels, as the series join names them; the first is the worst."""
+    status, named = fleet_status(), [tuple(sorted(labels.items())) for labels in subjects]
+    keys = {one.subject: one.key for one in join((("__name__", "vllm:num_requests_running"), *one) for one in named)[0]}
+    replicas = [
+        replace(one, judged=replace(one.judged, key=keys[subject], subject=subject))
+        for one, subject in zip(status.replicas, named, strict=False)
+    ]
+    return replace(status, replicas=tuple(replicas))
+
+
+def own(number: int, **labels: str) -> dict[str, str]:
+    """The labels of a server at an address of its own."""
+    return {"instance": f"10.0.0.{number}:8000", "job": "vllm", **labels}
 
 
 def test_a_page_that_is_kept_until_the_next_round_has_no_ages() -> None:
@@ -60,11 +94,54 @@ def test_an_alert_links_to_the_page_of_its_replica_by_labels() -> None:
     labels = urlencode(LONG_NAMES)
     assert served(REPLICA).text == served(f"/replica?{labels}").text
     assert served(REPLICA).text == served(f"/replica?cluster=eu&{labels}").text
-    pages = FleetPages(newest=fleet_status, history=lambda _: None)
-    request = parse_request(f"GET /replica?{labels}0 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    missing = pages.answer(request)
+    missing = asked(pages_of(fleet_status()), f"/replica?{labels}0")
     assert isinstance(missing, Answer)
     assert HTTPStatus.NOT_FOUND == missing.status
+
+
+@pytest.mark.parametrize("pod", ["vllm-0/", "/", "a/b", "a?b=c", "a#b", "100%", "%2F", "a b&c", "\u00e9+\u4e2d"])
+@pytest.mark.parametrize("namespace", [None, "prod", "a/b/"])
+def test_each_replica_can_be_opened_whatever_its_name(namespace: str | None, pod: str) -> None:
+    """A link of the fleet's page leads to the replica's own, which is titled with its name."""
+    labels = {"pod": pod} | ({"namespace": namespace} if namespace else {})
+    status = renamed(own(0, **labels))
+    address = f"/replica/{'/'.join(quote(value, safe='') for value in (namespace, pod) if value)}"
+    assert address in links(served("/", status))
+    assert "/".join(filter(None, (namespace, pod))) in served(address, status).text
+
+
+CLUSTERS = [own(number, cluster=cluster, namespace="prod", pod="a") for number, cluster in enumerate(("east", "west"))]
+
+
+def test_a_name_that_two_clusters_have_is_ambiguous_until_the_cluster_is_added() -> None:
+    """The answer lists an address for each of them, and each is that of one replica."""
+    status = renamed(*CLUSTERS)
+    pages = pages_of(status)
+    for path in ("/replica/prod/a", "/replica?namespace=prod&pod=a", "/replica?cluster=eu&namespace=prod&pod=a"):
+        answer = asked(pages, path)
+        assert isinstance(answer, Answer)
+        assert HTTPStatus.NOT_FOUND == answer.status
+        error = json.loads(answer.body)["error"]
+        assert "ambiguous" in error
+        for cluster in ("east", "west"):
+            address = f"/replica?cluster={cluster}&namespace=prod&pod=a"
+            assert address in error
+            assert f"{cluster}/prod/a" in served_by(pages, address).text
+    assert {"/replica/east/prod/a", "/replica/west/prod/a"} <= set(links(served("/", status)))
+    assert {"east", "west"} == {one.labels[0] for one in status.replicas}
+    assert "east/prod/a" in served("/replica/prod/a", renamed(CLUSTERS[0])).text
+
+
+@pytest.mark.parametrize("subjects", [CLUSTERS, [{**own(0), "cluster": "east"}, {**own(0), "cluster": "west"}, own(1)]])
+def test_two_replicas_of_one_name_never_get_the_page_of_each_other(subjects: list[dict[str, str]]) -> None:
+    """Pages are kept until the next round: each by its own replica, in whichever order they are requested."""
+    status = renamed(*subjects)
+    pages = pages_of(status)
+    addresses = [f"/replica?{urlencode(dict(zip(NAMES, one.labels, strict=False)))}" for one in status.replicas[:2]]
+    expected = [served(address, status).text for address in addresses]
+    assert expected[0] != expected[1]
+    for _ in range(2):
+        assert expected == [served_by(pages, address).text for address in addresses]
 
 
 def test_links_filter_and_sort() -> None:
