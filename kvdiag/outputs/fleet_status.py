@@ -12,6 +12,7 @@ from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.formatting import format_time
 from kvdiag.model import Finding, Gap, Status
 from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source, realm_of
+from kvdiag.outputs.metrics.families import label
 from kvdiag.outputs.presentation import ORDER, problems_of
 
 
@@ -104,12 +105,14 @@ class FleetStatus:
         ]
 
     def labelled(self, cluster: str, namespace: str, pod: str) -> list[FleetReplica]:
-        """The replicas whose series have these labels, as an alert's link names them.
+        """The replicas whose series have these labels, as an alert's link names them: cut as those of /metrics are.
 
         A Prometheus may label what it scrapes with a cluster of its own: that counts only among replicas of one name.
         """
-        found = [one for one in self.replicas if one.labels[1:3] == (namespace, pod)]
-        return [one for one in found if one.labels[0] == cluster] or found
+        wanted = [label(cluster), label(namespace), label(pod)]
+        shown = [(one, [label(text) for text in one.labels[:3]]) for one in self.replicas]
+        found = [(one, labels) for one, labels in shown if labels[1:] == wanted[1:]]
+        return [one for one, labels in found if labels == wanted] or [one for one, _ in found]
 
     @property
     def unread(self) -> list[FleetReplica]:

@@ -14,7 +14,7 @@ from kvdiag.formatting import format_time
 from kvdiag.outputs.fleet_results import NAMES
 from kvdiag.outputs.fleet_status import FleetStatus
 from kvdiag.outputs.html.fleet_page import View, view_of
-from kvdiag.outputs.metrics.fleet_metrics import fleet_figures
+from kvdiag.outputs.metrics.fleet_metrics import FleetCollector, fleet_figures
 from kvdiag.server.answers import Answer
 from kvdiag.server.fleet_pages import FleetPages
 from kvdiag.server.request import parse_request
@@ -108,6 +108,16 @@ def test_each_replica_can_be_opened_whatever_its_name(namespace: str | None, pod
     address = f"/replica/{'/'.join(quote(value, safe='') for value in (namespace, pod) if value)}"
     assert address in links(served("/", status))
     assert "/".join(filter(None, (namespace, pod))) in served(address, status).text
+
+
+@pytest.mark.parametrize("pod", ["vllm-0/", "a&b=c;d", "new\nline", "v" * 253])
+def test_the_labels_of_a_series_lead_to_its_replica(pod: str) -> None:
+    """As in an alert: /metrics shortens a long name, and has no control characters."""
+    status = renamed(own(0, namespace="prod", pod=pod), own(1, namespace="prod", pod="vllm-1"))
+    families = {family.name: family for family in FleetCollector(status, 0).collect()}
+    labels = families["kvdiag_replica_status"].samples[0].labels
+    address = f"/replica?{urlencode({name: labels[name] for name in NAMES})}"
+    assert served(f"/replica/prod/{quote(pod, safe='')}", status).text == served(address, status).text
 
 
 CLUSTERS = [own(number, cluster=cluster, namespace="prod", pod="a") for number, cluster in enumerate(("east", "west"))]
