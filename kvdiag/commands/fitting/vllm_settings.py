@@ -77,7 +77,7 @@ def drafts_of(architecture: Architecture | None, options: FitOptions) -> Drafts:
                 "--num-speculative-tokens alone stands for the model's own draft (MTP) layers, and none are known for "
                 "this model: pass --speculative-config with a method"
             )
-        return Drafts(tokens=tokens, layers=_own_layers(architecture) if tokens else ())
+        return Drafts(tokens=tokens, layers=_own_layers(architecture, tokens))
     method, asked = _method(given), given.get("num_speculative_tokens")
     tokens = asked if isinstance(asked, int) and not isinstance(asked, bool) else 0
     if tokens < 1:
@@ -90,7 +90,7 @@ def drafts_of(architecture: Architecture | None, options: FitOptions) -> Drafts:
                 "--speculative-config names the model's own draft (MTP) layers, and none are known for this model: "
                 f"pass one of {', '.join((*_LAYERLESS_DRAFTERS, *_LAYERED_DRAFTERS))}"
             )
-        return Drafts(tokens=tokens, layers=_own_layers(architecture))
+        return Drafts(tokens=tokens, layers=_own_layers(architecture, tokens))
     if method in _LAYERLESS_DRAFTERS:
         return Drafts(tokens=tokens)
     if method not in _LAYERED_DRAFTERS:
@@ -116,8 +116,11 @@ def drafts_of(architecture: Architecture | None, options: FitOptions) -> Drafts:
     return Drafts(tokens=tokens, layers=placed, modules=False, files=files)
 
 
-def _own_layers(architecture: Architecture | None) -> tuple[Layer, ...]:
-    return () if architecture is None else architecture.draft_layers
+def _own_layers(architecture: Architecture | None, tokens: int) -> tuple[Layer, ...]:
+    if architecture is None or not tokens:
+        return ()
+    # A module of Inkling is two layers, and there are no more modules than drafts (models/inkling/nvidia/mtp.py).
+    return architecture.draft_layers[: 2 * tokens if architecture.has_conv_windows else None]
 
 
 def _speculative(options: FitOptions) -> Mapping[str, Any] | None:

@@ -21,6 +21,13 @@ _EXPERT_NAMES = {
     "num_shared_experts": "n_shared_experts",
     "route_every_n": "moe_layer_freq",
 }
+_ENCODER_NAMES = {
+    "dim": "d_model",
+    "head_dim": "encoder_head_dim",
+    "n_heads": "encoder_attention_heads",
+    "n_layers": "encoder_layers",
+    "sliding_window": "sliding_window",
+}
 _MAX_CONTEXT_TOKENS = 128_000
 """Where the file states no length."""
 
@@ -55,10 +62,26 @@ def config_of_params(params: Mapping[str, Any]) -> Mapping[str, Any]:
     multimodal = config.pop("multimodal", None)
     whisper = multimodal.get("whisper_model_args") if isinstance(multimodal, Mapping) else None
     encoder = whisper.get("encoder_args") if isinstance(whisper, Mapping) else None
-    if isinstance(encoder, Mapping):
-        name = "VoxtralRealtimeGeneration" if encoder.get("causal") else "VoxtralForConditionalGeneration"
-        return {"model_type": "voxtral", "architectures": [name], "text_config": config}
+    if isinstance(whisper, Mapping) and isinstance(encoder, Mapping):
+        return _with_encoder(config, encoder, whisper)
     return config
+
+
+def _with_encoder(
+    config: Mapping[str, Any], encoder: Mapping[str, Any], whisper: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Voxtral; a causal encoder keeps a cache (_remap_mistral_audio_args)."""
+    if not encoder.get("causal"):
+        return {"model_type": "voxtral", "architectures": ["VoxtralForConditionalGeneration"], "text_config": config}
+    downsampling = whisper.get("downsample_args")
+    audio = {_ENCODER_NAMES[name]: value for name, value in encoder.items() if name in _ENCODER_NAMES}
+    audio["block_pool_size"] = downsampling.get("downsample_factor") if isinstance(downsampling, Mapping) else None
+    return {
+        "model_type": "voxtral",
+        "architectures": ["VoxtralRealtimeGeneration"],
+        "text_config": {**config, "model_type": "voxtral_realtime_text"},
+        "audio_config": audio,
+    }
 
 
 def _quantization(given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 A model type is listed only if its model file in vLLM 0.32.0 was read, or if it runs on vLLM's transformers backend,
 which takes windows from layer_types alone. `LAST_SERVED` and TeleChat have no file there any more: they are as
-in the last version that had one. MiniCPM-SALA and Qwen4-Exp are SGLang's: they are as its logs print them.
+in the last version that had one. MiniCPM-SALA is SGLang's: it is as its logs print it.
 Names are HF `model_type` values.
 
 model_types.json lists them by the function (`MODULE:FUNCTION` of this package) that reads their configs. Those of

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kvdiag.kv.families.base import (
+    ATTENTION_NAMES,
     MAX_HEADS,
     MAX_LAYERS,
     ModelLayers,
@@ -22,9 +23,12 @@ from kvdiag.kv.families.base import (
 )
 from kvdiag.kv.families.config_fields import Fields
 from kvdiag.kv.families.latent import indexer_row_bytes, latent_size
-from kvdiag.kv.layout.layers import LatentLayer, Layer, LayerKind, StateLayer, StateShape
+from kvdiag.kv.layout.layers import AttentionLayer, LatentLayer, Layer, LayerKind, StateLayer, StateShape
 
 _FLASH_KDA_SIZE = 128
+_INDEXED_NAMES = ATTENTION_NAMES | {"indexed_attention", "qwen_sparse_attention"}
+# qsa_cache.py::QSAKeyStateCache: three 64-bit positions next to elements of 16 bits.
+_ELEMENTS_OF_A_POSITION, _POSITION_ELEMENTS = 4, 12
 
 
 def delta_state(text: Fields) -> StateShape:
@@ -55,6 +59,49 @@ def qwen_delta(text: Fields) -> ModelLayers:
     drafts = text.integer("mtp_num_hidden_layers", "num_nextn_predict_layers", default=0, low=0, high=64)
     draft = full_layer(depth - 1, read_heads(text))
     return replace(model, draft_layers=(draft,) * drafts, state_dtype=text.text("mamba_ssm_dtype"))
+
+
+def qwen4_exp(text: Fields) -> ModelLayers:
+    """Qwen4-Exp (models/qwen4_exp/nvidia/model.py, qsa.py, ple_layer.py, common/qsa_cache.py): as Qwen3.5, and with
+    indexer fields a key for each of indexer_compress_ratio tokens in the attention layers. The ring for the tokens
+    between them keeps positions, too, where they have several axes. Layers in ple_layer_ids, counted from 1, keep the
+    inputs of a dilated convolution over all streams, whole on every rank.
+    """
+    names = layer_names(text, read_depth(text))
+    if names is not None:
+        attending = [name in _INDEXED_NAMES for name in names]
+        text = text.filled({"layer_types": list(names_where(attending, "linear_attention"))}, override=True)
+    model = qwen_delta(text)
+    streams = text.integer("hc_count", default=4, high=1 << 10) * text.integer("hidden_size")
+    kernel, dilation = text.integer("ple_conv_kernel_size", default=4), text.integer("ngram_size", default=3)
+    state = StateShape(
+        conv_channels=streams,
+        conv_steps=(kernel - 1) * dilation,
+        drafts_lengthen_conv=True,
+        replicated=True,
+    )
+    keyed = frozenset(text.integers("ple_layer_ids", high=MAX_LAYERS) or ())
+    layers: list[Layer] = []
+    for layer in model.layers:
+        if layer.index + 1 in keyed:
+            layers.append(StateLayer(index=layer.index, kind=LayerKind.SHORT_CONV, state=state))
+        layers.append(_with_keys(text, layer))
+    return replace(
+        model, layers=tuple(layers), draft_layers=tuple(_with_keys(text, layer) for layer in model.draft_layers)
+    )
+
+
+def _with_keys(text: Fields, layer: Layer) -> Layer:
+    """An attention layer with its indexer's keys, which are in 16 bits."""
+    if not isinstance(layer, AttentionLayer) or not text.has("indexer_n_heads"):
+        return layer
+    size = text.integer("indexer_head_dim", high=1 << 14)
+    ratio = text.integer("indexer_compress_ratio", low=2, high=1 << 10)
+    # model_executor/models/config.py: the positions of the text model's class have one axis.
+    several = "Qwen4ExpForConditionalGeneration" in (text.root.strings("architectures") or ())
+    axes = several and (text.child("rope_parameters") or Fields({})).has("mrope_section")
+    ring = -(-size // _ELEMENTS_OF_A_POSITION) * _ELEMENTS_OF_A_POSITION + _POSITION_ELEMENTS if axes else size
+    return replace(layer, index_row_bytes=2 * size, pool_tokens=ratio, pool_row_bytes=2 * ring)
 
 
 def olmo_hybrid(text: Fields) -> ModelLayers:

@@ -3,6 +3,7 @@
 Each function reads a family's config as those of attention.py do.
 """
 
+import math
 from dataclasses import replace
 
 from kvdiag.kv.families.attention import MAX_LOOPS, dense, encoder_only
@@ -25,7 +26,8 @@ from kvdiag.kv.families.base import (
     window_of,
 )
 from kvdiag.kv.families.config_fields import Fields
-from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, Layer, LayerKind
+from kvdiag.kv.layout.layers import AttentionLayer, CachelessLayer, ConvWindowLayer, Layer, LayerKind
+from kvdiag.kv.layout.pages import ceil_div
 
 
 def mistral(text: Fields) -> ModelLayers:
@@ -283,6 +285,76 @@ def step3p5(text: Fields) -> ModelLayers:
             full_layer(index, chosen) if sliding_window is None else sliding_layer(index, chosen, sliding_window)
         )
     return ModelLayers(heads.attention_heads, tuple(layers))
+
+
+def inkling(text: Fields) -> ModelLayers:
+    """Inkling (models/inkling/nvidia/model.py, attention.py, sconv_swa_attn.py): windows where local_layer_ids says so,
+    with heads of their own, and in every layer the inputs of four short convolutions. A row of these has K, V and two
+    shares of the residual, padded to a power of two. MTP layers are as mtp_config says (config/speculative.py).
+    """
+    depth = text.integer("num_hidden_layers", high=MAX_LAYERS)
+    full = read_heads(text)
+    narrow = Heads(
+        attention_heads=text.integer("swa_num_attention_heads", default=full.attention_heads, high=MAX_HEADS),
+        kv_heads=text.integer("swa_num_key_value_heads", default=full.kv_heads, high=MAX_HEADS),
+        head_size=text.integer("swa_head_dim", default=full.head_size, high=1 << 14),
+    )
+    window = text.integer("sliding_window_size", default=512, high=1 << 30)
+    kernel = text.integer("sconv_kernel_size", "conv_kernel_size", default=4, high=1 << 10)
+    hidden = text.integer("hidden_size")
+
+    def layers(index: int, *, local: bool) -> tuple[Layer, Layer]:
+        heads = narrow if local else full
+        elements = 2 * heads.head_size + 2 * (hidden // heads.kv_heads)
+        conv = ConvWindowLayer(
+            index=index,
+            kv_heads=heads.kv_heads,
+            row_elements=1 << (elements - 1).bit_length(),
+            window_tokens=kernel,
+        )
+        return conv, sliding_layer(index, heads, window) if local else full_layer(index, heads)
+
+    local_layers = text.integers("local_layer_ids", high=MAX_LAYERS) or ()
+    mtp = text.root.child("mtp_config") or Fields({})
+    drafts = mtp.integer("num_nextn_predict_layers", default=0, low=0, high=64)
+    local_drafts = mtp.integers("local_layer_ids", high=MAX_LAYERS) or ()
+    return ModelLayers(
+        # Ranks divide those of both kinds.
+        math.gcd(full.attention_heads, narrow.attention_heads),
+        tuple(layer for index in range(depth) for layer in layers(index, local=index in local_layers)),
+        draft_layers=tuple(layer for one in range(drafts) for layer in layers(depth - 1, local=one in local_drafts)),
+    )
+
+
+def voxtral_realtime(text: Fields) -> ModelLayers:
+    """Voxtral Realtime (voxtral_realtime.py, whisper_causal.py): Ministral, and a causal audio encoder whose layers
+    keep a window of several positions for each token of the text.
+    """
+    model = dense(text)
+    encoder = text.root.child("audio_config")
+    if encoder is None:
+        raise text.root.error("audio_config", "is missing: the audio encoder keeps a cache, too")
+    per_token = encoder.maybe_integer("block_pool_size", "downsample_factor", low=2, high=1 << 10)
+    if per_token is None:
+        per_token = text.root.integer("downsample_factor", low=2, high=1 << 10)
+    heads = encoder.integer("encoder_attention_heads", "num_attention_heads", high=MAX_HEADS)
+    hidden = encoder.integer("d_model", "hidden_size")
+    layer = replace(
+        sliding_layer(
+            0,
+            Heads(
+                attention_heads=heads,
+                kv_heads=heads,
+                head_size=encoder.integer("encoder_head_dim", "head_dim", default=hidden // heads, high=1 << 14),
+            ),
+            ceil_div(encoder.integer("sliding_window", high=1 << 30), per_token) + 1,
+        ),
+        positions_per_token=per_token,
+    )
+    count = encoder.integer("encoder_layers", "num_hidden_layers", high=MAX_LAYERS)
+    return replace(
+        model, attention_heads=math.gcd(model.attention_heads, heads), layers=(*(layer,) * count, *model.layers)
+    )
 
 
 def loop_coder(text: Fields) -> ModelLayers:

@@ -200,6 +200,11 @@ def _check_division(architecture: Architecture, deployment: Deployment) -> None:
             f"pipeline_parallel {deployment.pipeline_parallel} exceeds num_hidden_layers {architecture.depth}",
             "pipeline_parallel",
         )
+    if deployment.pipeline_parallel > 1 and architecture.runs_on_one_stage:
+        raise KvModelError(
+            f"{architecture.model_type} with several pipeline stages is not modelled: pass --pp 1",
+            "pipeline_parallel",
+        )
 
 
 def _check_context_parallel(architecture: Architecture, deployment: Deployment) -> None:

@@ -86,7 +86,7 @@ def block_terms(spec: PageSpec) -> tuple[object, ...]:
     terms = {
         PageKind.SLIDING: (spec.window_tokens,),
         PageKind.CHUNKED: (spec.chunk_tokens,),
-        PageKind.STATE: (spec.speculative_blocks, spec.checkpoint_blocks, spec.page_bytes),
+        PageKind.STATE: (spec.speculative_blocks, spec.checkpoint_blocks, spec.page_bytes, spec.replicated),
     }
     return (kind, spec.block_size_tokens, spec.dcp_sharded, *terms.get(kind, ()))
 

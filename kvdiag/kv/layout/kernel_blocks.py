@@ -130,6 +130,8 @@ def check_kv_dtype(name: str, architecture: Architecture, kv_dtype: KvDtype, com
         return
     on = "" if compute_capability is None else f" on compute capability {compute_capability / 10:.1f}"
     instead = "--dtype bfloat16" if kv_dtype.name == "float32" else "--kv-dtype fp8, or leave it out"
+    if architecture.has_conv_windows:
+        instead = "--kv-dtype bfloat16"
     raise KvModelError(f"vLLM 0.32 has no kernel for kv_dtype {name} with this model{on}: pass {instead}", "kv_dtype")
 
 
@@ -142,6 +144,9 @@ def _has_kernel(architecture: Architecture, stored: str, compute_capability: int
     if architecture.uses_mla:
         # AMD's kernels take one format more, and AMD GPUs have no compute capability.
         return stored in _LATENT_FORMATS or (stored == "fp8_e5m2" and compute_capability is None)
+    if architecture.has_conv_windows or architecture.index_pool_tokens > 1:
+        # inkling/nvidia/ops/qkvr_prep.py stores without scales; qwen4_exp/nvidia/qsa.py lists its formats.
+        return stored == "bfloat16" or (stored in _FP8 and not architecture.has_conv_windows)
     return stored not in _FOREIGN_FORMATS and (
         not stored.startswith("nvfp4") or _reads_nvfp4(architecture, stored, major)
     )

@@ -16,6 +16,7 @@ from kvdiag.kv.layout.layers import (
     Architecture,
     AttentionLayer,
     CompressedLayer,
+    ConvWindowLayer,
     LatentLayer,
     LatentWindowLayer,
     Layer,
@@ -23,7 +24,7 @@ from kvdiag.kv.layout.layers import (
     StateLayer,
 )
 from kvdiag.kv.layout.pages import PageKind, PageSpec, ceil_div
-from kvdiag.kv.layout.pooled_pages import pool_block_tokens, pooled_pages
+from kvdiag.kv.layout.pooled_pages import pool_block_tokens, pooled_pages, ring_page
 
 if TYPE_CHECKING:
     from kvdiag.kv.layout.deployment import Deployment
@@ -77,8 +78,8 @@ def coupled_block_tokens(context: RankContext) -> int:
     if not states or not attention:
         return block
     kernel = unit = _KERNEL_BLOCK_TOKENS[context.deployment.platform]
-    if context.architecture.index_pool_tokens > 1:
-        kernel, unit = pool_block_tokens(context.architecture.index_pool_tokens, context.major)
+    if isinstance(attention[0], LatentLayer) and attention[0].pool_tokens > 1:
+        kernel, unit = pool_block_tokens(attention[0].pool_tokens, context.major)
     row_bytes = _coupled_row_bytes(attention[0], context)
     align = max(kernel, block)
     if context.architecture.uses_mla:
@@ -94,6 +95,8 @@ def _coupled_row_bytes(layer: AttentionLayer | LatentLayer, context: RankContext
     """
     if isinstance(layer, LatentLayer) and layer.pool_tokens > 1:
         return layer.latent_size * context.kv_dtype.element_bits // 8
+    if isinstance(layer, AttentionLayer):
+        return _attention_page(layer, replace(context, block_tokens=1)).page_bytes
     return layer_pages(layer, replace(context, block_tokens=1))[0].page_bytes
 
 
@@ -108,6 +111,8 @@ def layer_pages(layer: Layer, context: RankContext) -> tuple[PageSpec, ...]:
             return (_latent_window_page(layer, context),)
         case StateLayer():
             return (_state_page(layer, context),)
+        case ConvWindowLayer():
+            return (_conv_window_page(layer, context),)
         case CompressedLayer():
             return _compressed_pages(layer, context)
         case _:
@@ -158,8 +163,19 @@ def _attention_pages(layer: AttentionLayer, context: RankContext) -> tuple[PageS
     page = _attention_page(layer, context)
     if layer.index_row_bytes is None:
         return (page,)
-    # minimax_m3/common/indexer.py::MiniMaxM3IndexerCache.get_kv_cache_spec
-    return (page, replace(page, kind=PageKind.MLA, heads=1, row_bytes=layer.index_row_bytes, variant="index keys"))
+    # minimax_m3/common/indexer.py::MiniMaxM3IndexerCache, qwen4_exp/common/qsa_cache.py::QSACompressedKeyCache
+    keys = replace(page, kind=PageKind.MLA, heads=1, row_bytes=layer.index_row_bytes, variant="index keys")
+    if layer.pool_tokens == 1:
+        return (page, keys)
+    drafts = context.deployment.speculative_tokens
+    # QSAKeyStateCache: whole pools.
+    rows = ceil_div(layer.pool_tokens + drafts, layer.pool_tokens) * layer.pool_tokens
+    if context.block_tokens % rows:
+        raise KvModelError(
+            f"block_size is {context.block_tokens}: with {drafts} drafts this model needs a multiple of {rows}",
+            "block_size",
+        )
+    return (page, replace(keys, tokens_per_row=layer.pool_tokens), ring_page(rows, layer.pool_row_bytes))
 
 
 def _is_window(layer: Layer) -> bool:
@@ -182,7 +198,8 @@ def _attention_page(layer: AttentionLayer, context: RankContext) -> PageSpec:
         block_size_tokens=context.block_tokens,
         # config/model.py::ModelConfig.get_num_kv_heads: fewer KV heads than ranks are replicated.
         heads=max(1, layer.kv_heads // ranks),
-        row_bytes=kv_dtype.head_bytes(head_size=layer.head_size, head_size_v=layer.head_size_v),
+        row_bytes=kv_dtype.head_bytes(head_size=layer.head_size, head_size_v=layer.head_size_v)
+        * layer.positions_per_token,
         variant=f"{kv_dtype.name} {layer.head_size} {layer.head_size_v}",
         window_tokens=layer.window_tokens,
         chunk_tokens=layer.chunk_tokens,
@@ -224,7 +241,8 @@ def _retained_tokens(context: RankContext) -> int:
     (config/vllm.py::VllmConfig.num_prefill_lookahead_tokens, SlidingWindowSpec.extra_retained_tokens).
     """
     deployment = context.deployment
-    drafts, modules = deployment.speculative_tokens, len(deployment.draft_layers)
+    drafts = deployment.speculative_tokens
+    modules = sum(not isinstance(layer, ConvWindowLayer) for layer in deployment.draft_layers)
     return drafts - 1 if deployment.draft_modules and min(modules, drafts) > 1 else 0
 
 
@@ -267,6 +285,28 @@ def _latent_pages(layer: LatentLayer, context: RankContext) -> tuple[PageSpec, .
     return (page, indexer)
 
 
+def _conv_window_page(layer: ConvWindowLayer, context: RankContext) -> PageSpec:
+    """models/inkling/nvidia/sconv_swa_attn.py::InklingConvState."""
+    ranks = context.deployment.tensor_parallel
+    if layer.kv_heads % ranks:
+        raise KvModelError(
+            f"tensor_parallel {ranks} must divide the {layer.kv_heads} KV heads, which vLLM does not copy for this "
+            "model",
+            "tensor_parallel",
+        )
+    if context.own_dtype.name != "bfloat16":
+        raise KvModelError(f"vLLM serves this model in bfloat16, not {context.own_dtype.name}", "dtype")
+    return PageSpec(
+        kind=PageKind.SLIDING,
+        block_size_tokens=layer.window_tokens,
+        heads=layer.kv_heads // ranks,
+        row_bytes=layer.row_elements * context.own_dtype.element_bits // 8,
+        variant="convolution",
+        window_tokens=layer.window_tokens,
+        retained_tokens=_retained_tokens(context),
+    )
+
+
 def _latent_window_page(layer: LatentWindowLayer, context: RankContext) -> PageSpec:
     """mla_attention.py::MLAAttention.get_kv_cache_spec with a window."""
     return PageSpec(
@@ -303,6 +343,7 @@ def _state_page(layer: StateLayer, context: RankContext) -> PageSpec:
         speculative_blocks=deployment.speculative_tokens,
         checkpoint_blocks=layer.state.prefill_checkpoints,
         dcp_sharded=False,
+        replicated=layer.state.replicated,
     )
 
 

@@ -40,8 +40,10 @@ class AttentionLayer:
     """A layer that keeps K and V per head and token.
 
     `index_row_bytes` are the keys by which block-sparse attention selects blocks (MiniMax-M3): one row for all heads,
-    the same on every rank and in any format of the cache. `sink_tokens` are fixed tokens before those of every request,
-    as many as fill whole blocks (Pangu Pro MoE V2).
+    the same on every rank and in any format of the cache. With `pool_tokens` one stands for so many tokens (Qwen4-Exp),
+    and each request has a ring for the tokens of an incomplete pool, of `pool_row_bytes` each. `sink_tokens` are fixed
+    tokens before those of every request, as many as fill whole blocks (Pangu Pro MoE V2). An audio encoder keeps
+    `positions_per_token` for each of the text (Voxtral Realtime); `window_tokens` are the text's.
     """
 
     index: int
@@ -52,7 +54,27 @@ class AttentionLayer:
     window_tokens: int | None = None
     chunk_tokens: int | None = None
     index_row_bytes: int | None = None
+    pool_tokens: int = 1
+    pool_row_bytes: int = 0
     sink_tokens: int = 0
+    positions_per_token: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvWindowLayer:
+    """The last inputs of a layer's short convolutions, as a window of tokens in blocks of its size, in the model's own
+    format (Inkling). A head's row has `row_elements`.
+    """
+
+    index: int
+    kv_heads: int
+    row_elements: int
+    window_tokens: int
+
+    @property
+    def kind(self) -> LayerKind:
+        """The kind of a convolution."""
+        return LayerKind.SHORT_CONV
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +121,8 @@ class StateShape:
     channels each, after groups were added so that they divide
     (MambaStateShapeCalculator.mamba2_state_shape, extra_groups_for_head_shards).
     `conv_steps` is the kernel size - 1; drafts lengthen it where `drafts_lengthen_conv`. `prefill_checkpoints` are
-    state blocks that a prefill may write besides the running one (mamba_mixer2.py::get_kv_cache_spec).
+    state blocks that a prefill may write besides the running one (mamba_mixer2.py::get_kv_cache_spec). A `replicated`
+    state is whole on every rank.
     """
 
     conv_channels: int = 0
@@ -111,6 +134,7 @@ class StateShape:
     conv_group_channels: int = 0
     recurrent_dtype: str | None = None
     prefill_checkpoints: int = 0
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -129,6 +153,7 @@ class StateShape:
         recurrent_element_bytes: int,
     ) -> int:
         """Bytes of one request's state in this layer on one rank."""
+        tensor_parallel = 1 if self.replicated else tensor_parallel
         groups = self.conv_groups
         if groups % tensor_parallel:
             groups = tensor_parallel
@@ -192,7 +217,9 @@ class CompressedLayer:
         return LayerKind.COMPRESSED_MLA if self.ratio else LayerKind.SLIDING_MLA
 
 
-Layer = AttentionLayer | LatentLayer | LatentWindowLayer | StateLayer | CachelessLayer | CompressedLayer
+Layer = (
+    AttentionLayer | ConvWindowLayer | LatentLayer | LatentWindowLayer | StateLayer | CachelessLayer | CompressedLayer
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,8 +275,9 @@ class Architecture:
 
     @property
     def index_pool_tokens(self) -> int:
-        """Tokens that a row of the sparse-attention indexers stands for: 1 but in GLM-5-Next."""
-        return max((layer.pool_tokens for layer in self.layers if isinstance(layer, LatentLayer)), default=1)
+        """Tokens that a row of the sparse-attention indexers stands for: 1 but in GLM-5-Next and Qwen4-Exp."""
+        indexed = (layer for layer in self.layers if isinstance(layer, AttentionLayer | LatentLayer))
+        return max((layer.pool_tokens for layer in indexed), default=1)
 
     @property
     def is_packed(self) -> bool:
@@ -259,17 +287,38 @@ class Architecture:
     @property
     def selects_blocks(self) -> bool:
         """Whether layers with K and V keep index keys besides, by which they select blocks."""
-        return any(isinstance(layer, AttentionLayer) and layer.index_row_bytes for layer in self.layers)
+        return self.index_pool_tokens == 1 and any(
+            isinstance(layer, AttentionLayer) and layer.index_row_bytes for layer in self.layers
+        )
 
     @property
     def is_vllms_alone(self) -> bool:
         """Whether the pools are modelled as vLLM lays them out, and for no other engine."""
-        return self.is_packed or self.selects_blocks or self.runs_on_gpus_alone
+        return self.is_packed or self.selects_blocks or self.runs_on_gpus_alone or self.has_audio_cache
 
     @property
     def runs_on_gpus_alone(self) -> bool:
         """Whether vLLM has no CPU kernels for the model."""
-        return self.has_sinks or self.denoises or self.index_pool_tokens > 1
+        return self.has_sinks or self.denoises or self.has_conv_windows or self.index_pool_tokens > 1
+
+    @property
+    def has_conv_windows(self) -> bool:
+        """Whether short convolutions keep their inputs as windows of tokens."""
+        return any(isinstance(layer, ConvWindowLayer) for layer in self.layers)
+
+    @property
+    def has_audio_cache(self) -> bool:
+        """Whether an audio encoder keeps a cache, too."""
+        return any(isinstance(layer, AttentionLayer) and layer.positions_per_token > 1 for layer in self.layers)
+
+    @property
+    def runs_on_one_stage(self) -> bool:
+        """Whether the model is not modelled with pipeline stages: vLLM refuses Qwen4-Exp's n-gram layers on them
+        (model_executor/models/config.py), and divides an audio encoder's layers apart from the text's.
+        """
+        return self.has_audio_cache or any(
+            isinstance(layer, StateLayer) and layer.state.replicated for layer in self.layers
+        )
 
     @property
     def has_sinks(self) -> bool:

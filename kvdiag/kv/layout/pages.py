@@ -59,7 +59,7 @@ class PageSpec:
     stands for `tokens_per_row` tokens.
     `variant` holds what else must be equal before two layers may share a block table (number format,
     head sizes, cache role), as one string that is only ever compared. Blocks lie whole multiples of `stride_bytes`
-    apart, where layers lie side by side in each.
+    apart, where layers lie side by side in each. A `replicated` state is whole on every rank.
     """
 
     kind: PageKind
@@ -76,6 +76,7 @@ class PageSpec:
     dcp_sharded: bool = True
     tokens_per_row: int = 1
     stride_bytes: int = 1
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         if self.heads < 1 or self.row_bytes < 1 or not 1 <= self.content_bytes <= MAX_BYTES:

@@ -39,13 +39,12 @@ def pooled_pages(
     split = kernel != keys.block_size_tokens
     yield replace(keys, stride_bytes=kernel // layer.pool_tokens * keys.row_bytes if split else 1)
     pools = ceil_div(layer.pool_tokens + drafts, layer.pool_tokens)
-    yield PageSpec(
-        kind=PageKind.RING,
-        block_size_tokens=layer.pool_tokens << (pools - 1).bit_length(),
-        heads=1,
-        row_bytes=layer.pool_row_bytes,
-        dcp_sharded=False,
-    )
+    yield ring_page(layer.pool_tokens << (pools - 1).bit_length(), layer.pool_row_bytes)
+
+
+def ring_page(rows: int, row_bytes: int) -> PageSpec:
+    """A request's ring for the tokens of a pool that is not complete (CircularBufferSpec)."""
+    return PageSpec(kind=PageKind.RING, block_size_tokens=rows, heads=1, row_bytes=row_bytes, dcp_sharded=False)
 
 
 def _kernel_rows(major: int) -> int:

@@ -27,7 +27,8 @@ def count_parameters(config: Mapping[str, object], architecture: Architecture) -
     """The parameters of a model from its config. Raises KvModelError where the config leaves out a size it needs."""
     top = Fields(config)
     text = text_fields(config)
-    if architecture.is_compressed or architecture.has_latent_windows or architecture.denoises:
+    unknown = architecture.is_compressed or architecture.has_latent_windows or architecture.denoises
+    if unknown or architecture.model_type in TYPES["not_counted"]:
         raise KvModelError(
             f"the weights of {architecture.model_type} are not modelled: pass --weights BYTES", "weights"
         )

@@ -48,6 +48,12 @@ def pool_figures(config: Any, pool_bytes: int) -> dict[str, Any]:
 
     The block size is first adapted to their backends (platforms/interface.py, worker/gpu/attn_utils.py).
     """
+    specs = layer_specs(config)
+    return {"block_size": config.cache_config.block_size, **grouped_figures(config, specs, pool_bytes)}
+
+
+def layer_specs(config: Any) -> dict[str, Any]:
+    """The specs of the layers that the settings have, after the block size is adapted to their backends."""
     Platform.update_block_size_for_backend(config)
     specs = {}
     for name, layer in config.compilation_config.static_forward_context.items():
@@ -55,7 +61,7 @@ def pool_figures(config: Any, pool_bytes: int) -> dict[str, Any]:
         if isinstance(spec, AttentionSpec):
             spec = customize_attention_spec(layer.get_attn_backend(), spec)
         specs[name] = spec
-    return {"block_size": config.cache_config.block_size, **grouped_figures(config, specs, pool_bytes)}
+    return specs
 
 
 def grouped_figures(config: Any, specs: dict[str, Any], pool_bytes: int) -> dict[str, Any]:

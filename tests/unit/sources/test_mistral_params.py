@@ -74,7 +74,7 @@ def test_experts_are_in_the_layers_of_the_model() -> None:
     [
         ({"model_type": "mamba"}, "model_type"),
         ({"quantization": {"qformat_weight": "int3"}}, "quantization"),
-        ({"multimodal": {"whisper_model_args": {"encoder_args": {"causal": True}}}}, "architectures"),
+        ({"multimodal": {"whisper_model_args": {"encoder_args": {"causal": True}}}}, "downsample_factor"),
     ],
 )
 def test_other_models_are_refused(change: dict[str, Any], field: str) -> None:

@@ -27,7 +27,14 @@ LETTERS = {
 }
 
 # Fields that few layers have, and their values in the others.
-RARE = {"index_row_bytes": None, "sink_tokens": 0, "pool_tokens": 1, "pool_row_bytes": 0}
+RARE = {
+    "index_row_bytes": None,
+    "sink_tokens": 0,
+    "pool_tokens": 1,
+    "pool_row_bytes": 0,
+    "positions_per_token": 1,
+    "replicated": False,
+}
 
 
 def letters(config: dict[str, Any]) -> str:
@@ -37,8 +44,7 @@ def letters(config: dict[str, Any]) -> str:
 
 def layer_in_words(layer: Layer) -> str:
     """A letter for its kind, and its other fields, or its state's, in their order."""
-    names = [one.name for one in fields(layer) if one.name not in ("index", "kind", "unshared")]
-    sizes = [getattr(layer, name) for name in names if name not in RARE or getattr(layer, name) != RARE[name]]
-    if isinstance(layer, StateLayer):
-        sizes = [getattr(layer.state, one.name) for one in fields(layer.state)]
+    holder = layer.state if isinstance(layer, StateLayer) else layer
+    names = [one.name for one in fields(holder) if one.name not in ("index", "kind", "unshared")]
+    sizes = [getattr(holder, name) for name in names if name not in RARE or getattr(holder, name) != RARE[name]]
     return " ".join([LETTERS[layer.kind], *("-" if size is None else f"{size}" for size in sizes)])

@@ -29,6 +29,17 @@ OF_TYPE: dict[str, dict[str, Any]] = {
         "index_topk": 8,
         "index_head_dim": 18,
     },
+    "inkling_model": {"local_layer_ids": [0, 2, 4, 6, 8]},
+    "inkling_text": {"local_layer_ids": [0, 2, 4, 6, 8]},
+    "voxtral_realtime_text": {
+        "audio_config": {
+            "encoder_layers": 9,
+            "encoder_attention_heads": 6,
+            "d_model": 24,
+            "sliding_window": 16,
+            "block_pool_size": 4,
+        }
+    },
     "pangu_pro_moe_v2": {
         "kv_lora_rank": None,
         "param_sink_number": 32,
@@ -75,6 +86,8 @@ OF_PATTERN = {
     "wmwwwmwww": "deepseek_v41",
     "wwIwwIwwI": "dots3_note",
     "LLLLLLLLLLLLLLLLLL": "longcat_flash longcat_flash_ngram",
+    "WWWWWWWWWWWWWWWWWW": "voxtral_realtime_text",
+    "cWcFcWcFcWcFcWcFcW": "inkling_model inkling_text",
     "gggFgggFg": "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen4_exp qwen4_exp_text olmo_hybrid"
     " interns2_mobius interns2_mobius_text",
     "1F11F11F1": "jamba",

@@ -14,7 +14,7 @@ QWEN3 = {"model_type": "qwen3", "num_hidden_layers": 3, "hidden_size": 64, "num_
 @pytest.mark.parametrize("name", [*TYPE_OF_ARCHITECTURE, *TYPE_OF_WRAPPER])
 def test_a_class_and_plain_fields_are_enough(name: str) -> None:
     """Without a model type the class decides, also where a wrapper's language model is written at the top."""
-    fields = {**EVERYTHING, **OF_TYPE.get(TYPE_OF_ARCHITECTURE.get(name, ""), {})}
+    fields = {**EVERYTHING, **OF_TYPE.get({**TYPE_OF_WRAPPER, **TYPE_OF_ARCHITECTURE}[name], {})}
 
     assert parse_architecture({**fields, "architectures": [name]}).layers
 
