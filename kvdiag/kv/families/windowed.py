@@ -163,35 +163,28 @@ def gemma3n(text: Fields) -> ModelLayers:
 
 def gemma4(text: Fields) -> ModelLayers:
     """Gemma 4 (gemma4.py, transformers Gemma4TextConfig): every sixth layer and the last are full, with their own head
-    size and KV heads; the last num_kv_shared_layers reuse a cache. With attention_k_eq_v K and V are equal and still
-    stored twice.
+    size and KV heads, unless per_layer_config names others; the last num_kv_shared_layers reuse a cache. With
+    attention_k_eq_v K and V are equal and still stored twice.
     """
     depth = read_depth(text)
     heads = read_heads(text)
     names = layer_names(text, depth) or every_nth(depth, 6)
-    global_heads = heads.kv_heads
-    if text.flag("attention_k_eq_v", default=False):
-        global_heads = text.integer("num_global_key_value_heads", default=heads.kv_heads, high=MAX_HEADS)
-    global_size = text.integer("global_head_dim", default=512, high=1 << 14)
-    wide = Heads(attention_heads=heads.attention_heads, kv_heads=global_heads, head_size=global_size)
-    layers = tuple(
-        full_layer(layer.index, wide) if layer.kind is LayerKind.FULL else layer
-        for layer in typed_layers(text, (*names[:-1], "full_attention"), heads, window_of(text))
-    )
+    layers = typed_layers(text, (*names[:-1], "full_attention"), heads, window_of(text))
+    if text.has("per_layer_config"):
+        layers = _own_heads(text, layers)
+    else:
+        global_heads = heads.kv_heads
+        if text.flag("attention_k_eq_v", default=False):
+            global_heads = text.integer("num_global_key_value_heads", default=heads.kv_heads, high=MAX_HEADS)
+        global_size = text.integer("global_head_dim", default=512, high=1 << 14)
+        wide = Heads(attention_heads=heads.attention_heads, kv_heads=global_heads, head_size=global_size)
+        layers = tuple(full_layer(layer.index, wide) if layer.kind is LayerKind.FULL else layer for layer in layers)
     return _share_last(text, ModelLayers(heads.attention_heads, layers))
 
 
-def diffusion_gemma(text: Fields) -> ModelLayers:
-    """DiffusionGemma (diffusion_gemma.py, transformers DiffusionGemmaTextConfig): Gemma 4's layers; per_layer_config
-    counts before the fields for full layers.
-    """
-    if text.text("use_bidirectional_attention") == "all":
-        raise text.error("use_bidirectional_attention", "is all, which is not modelled: pass --kv-bytes-per-token")
-    model = gemma4(text.filled({"attention_k_eq_v": True}))
-    own = text.child("per_layer_config")
-    if own is None:
-        return model
-    heads = read_heads(text)
+def _own_heads(text: Fields, layers: tuple[AttentionLayer, ...]) -> tuple[AttentionLayer, ...]:
+    """The layers with the heads that per_layer_config has for their numbers."""
+    own = text.child("per_layer_config") or Fields({})
     by_index: dict[int, Fields] = {}
     for name in own.names():
         fields = own.child(name)
@@ -199,15 +192,20 @@ def diffusion_gemma(text: Fields) -> ModelLayers:
             raise text.error("per_layer_config", "must have an object for each number of a layer")
         by_index[int(name)] = fields
 
-    def with_own(layer: Layer) -> Layer:
-        if not isinstance(layer, AttentionLayer):
-            return layer
+    def with_own(layer: AttentionLayer) -> AttentionLayer:
         fields = by_index.get(layer.index, Fields({}))
-        size = fields.integer("head_dim", default=heads.head_size, high=1 << 14)
-        kv_heads = fields.integer("num_key_value_heads", default=heads.kv_heads, high=MAX_HEADS)
+        size = fields.integer("head_dim", default=layer.head_size, high=1 << 14)
+        kv_heads = fields.integer("num_key_value_heads", default=layer.kv_heads, high=MAX_HEADS)
         return replace(layer, kv_heads=kv_heads, head_size=size, head_size_v=size)
 
-    return replace(model, layers=tuple(map(with_own, model.layers)))
+    return tuple(map(with_own, layers))
+
+
+def diffusion_gemma(text: Fields) -> ModelLayers:
+    """DiffusionGemma (diffusion_gemma.py, transformers DiffusionGemmaTextConfig): Gemma 4's layers."""
+    if text.text("use_bidirectional_attention") == "all":
+        raise text.error("use_bidirectional_attention", "is all, which is not modelled: pass --kv-bytes-per-token")
+    return gemma4(text.filled({"attention_k_eq_v": True}))
 
 
 def _share_last(text: Fields, model: ModelLayers) -> ModelLayers:

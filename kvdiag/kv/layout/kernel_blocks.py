@@ -12,7 +12,7 @@ from enum import StrEnum
 from kvdiag.errors import KvModelError
 from kvdiag.kv.layout.compressed_pages import BLOCK_TOKENS as COMPRESSED_BLOCK_TOKENS
 from kvdiag.kv.layout.dtypes import KvDtype, KvPacking, resolve_kv_dtype
-from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LatentLayer, LayerKind
 from kvdiag.kv.layout.pooled_pages import pool_block_tokens
 
 # config/cache.py::CacheConfig.DEFAULT_BLOCK_SIZE; platforms/cpu.py::CpuPlatform.check_and_update_config.
@@ -63,7 +63,9 @@ def chosen_kv_dtype(
     Raises:
         KvModelError: it is unknown, or the GPU has no kernels for sparse latent attention.
     """
-    asked = architecture.declared_kv_dtype or name if name == "auto" else name
+    # A checkpoint's fp8 is fp8_e4m3 by its full name (utils/torch_utils.py: MODELOPT_TO_VLLM_KV_CACHE_DTYPE_MAP).
+    declared = "fp8_e4m3" if architecture.declared_kv_dtype == "fp8" else architecture.declared_kv_dtype
+    asked = declared or name if name == "auto" else name
     if architecture.has_latent_windows:
         return _latent_window_format(asked, architecture, platform, compute_capability)
     if platform is Platform.CPU:
@@ -99,8 +101,9 @@ def _latent_window_format(
 
 def _indexed_format(asked: str, architecture: Architecture, major: int) -> str:
     """Hopper's FlashMLA and desktop Blackwell's kernels pack 8-bit rows with their scales, data-centre Blackwell's
-    FlashInfer does not; GLM's default there is 8 bits (models/config.py::GlmMoeDsaForCausalLM). GLM-5-Next's rows are
-    FlashInfer's on Hopper, too (platforms/cuda.py::_get_backend_priorities: head_size 512).
+    FlashInfer does not; GLM's default there is 8 bits (models/config.py::GlmMoeDsaForCausalLM). On Hopper FlashInfer
+    has GLM-5-Next's rows, too (platforms/cuda.py::_get_backend_priorities: head_size 512), and those of fp8_e4m3, which
+    FlashMLA does not list (mla/flashmla_sparse.py).
     """
     if major not in (_HOPPER, _BLACKWELL, _DESKTOP_BLACKWELL):
         raise KvModelError(
@@ -112,6 +115,8 @@ def _indexed_format(asked: str, architecture: Architecture, major: int) -> str:
     if pooled and asked == _PACKED_FP8 and major == _BLACKWELL:
         raise KvModelError(f"kv_dtype {asked} has no kernel for this model on this GPU: pass fp8", "kv_dtype")
     if pooled and major == _HOPPER:
+        return asked
+    if major == _HOPPER and asked == "fp8_e4m3":
         return asked
     if major == _BLACKWELL:
         return "fp8_e4m3" if asked == "auto" and architecture.model_type == "glm_moe_dsa" else asked
@@ -138,8 +143,9 @@ def check_kv_dtype(name: str, architecture: Architecture, kv_dtype: KvDtype, com
 def _has_kernel(architecture: Architecture, stored: str, compute_capability: int | None) -> bool:
     major = major_of(compute_capability)
     if is_indexed(architecture):
-        # flashinfer_mla_sparse_sm90.py reads plain 8-bit rows.
-        plain = architecture.index_pool_tokens > 1 and major == _HOPPER and stored in _FP8
+        # flashinfer_mla_sparse_sm90.py reads plain 8-bit rows of these sizes.
+        sizes = {layer.latent_size for layer in architecture.layers if isinstance(layer, LatentLayer)}
+        plain = major == _HOPPER and stored in _FP8 and sizes <= {512, 576}
         return plain or stored in _INDEXED_FORMATS.get(major, ())
     if architecture.uses_mla:
         # AMD's kernels take one format more, and AMD GPUs have no compute capability.

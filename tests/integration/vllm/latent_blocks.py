@@ -32,7 +32,6 @@ fa_utils.__getattr__ = lambda name: None  # its kernels
 
 from vllm.v1.attention.backends.mla import flashattn_mla
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 DEFAULT_BLOCK_TOKENS = 16
 LATENT_SIZE = 576
@@ -49,8 +48,6 @@ def chosen(capability: DeviceCapability, kv_dtype: str, *, indexed: bool) -> Any
         use_mla=True, device_capability=capability, num_heads=128, kv_cache_dtype=kv_dtype, head_size=LATENT_SIZE
     )
     for one in ranking:
-        if one is AttentionBackendEnum.FLASHINFER_MLA_SPARSE_SM90:
-            continue  # for heads of 512
         try:
             backend = one.get_class()
         except (ImportError, AssertionError):
@@ -84,7 +81,7 @@ def main() -> None:
     config = SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text, dtype=torch.bfloat16))
     with set_current_vllm_config(config):
         for major in (8, 9, 10, 12):
-            for kv_dtype in ("auto", "fp8"):
+            for kv_dtype in ("auto", "fp8", "fp8_e4m3"):
                 for indexed in (False, True):
                     backend = chosen(DeviceCapability(major, 0), kv_dtype, indexed=indexed)
                     told: dict[str, Any] = {"capability": 10 * major, "kv_dtype": kv_dtype, "indexed": indexed}

@@ -66,6 +66,13 @@ DENOISING = {
 OWN_HEADS = DENOISING | {
     "text_config": DENOISING_TEXT | {"per_layer_config": {"05": {"head_dim": 384}, "11": {"head_dim": 384}}}
 }
+GEMMA = DENOISING_TEXT | {
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 0,
+    "per_layer_config": {"05": {"head_dim": 384, "num_key_value_heads": 8}, "11": {"head_dim": 384}},
+}
 DEFAULT_HEADS = DENOISING | {
     "text_config": {
         key: value for key, value in DENOISING_TEXT.items() if key not in ("num_global_key_value_heads", "head_dim")
@@ -87,6 +94,7 @@ CASES = {
     "denoising, two ranks": case("gemma4", DENOISING, ranks=2, block_size=64, context=30_000),
     "denoising, heads of its layers": case("gemma4", OWN_HEADS, in_flight=4_096),
     "denoising, default heads": case("gemma4", DEFAULT_HEADS, pool_bytes=(7 << 30) + 12_345),
+    "gemma 4, heads of its layers": case("gemma4", GEMMA),
     "pangu, windows": case("openpangu", WINDOWED_PANGU, block_size=64, pool_bytes=(3 << 30) + 54_321),
 }
 

@@ -40,7 +40,7 @@ def modelled(case: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def test_block_and_format_are_those_of_the_chosen_backend(vllm: VllmHome) -> None:
-    """From Ampere to desktop Blackwell, in 16 and 8 bits, dense and sparse."""
+    """From Ampere to desktop Blackwell, in 16 and 8 bits by both names, dense and sparse."""
     cases = vllm.answers(PROGRAM, limit_seconds=LIMIT_SECONDS)
     expected = {}
     for case in cases:
@@ -48,5 +48,5 @@ def test_block_and_format_are_those_of_the_chosen_backend(vllm: VllmHome) -> Non
         row = resolve_kv_dtype(case["format"], model_dtype="bfloat16") if "format" in case else None
         expected[name] = None if row is None else (case["block"], row.latent_bytes(latent_size=576))
 
-    assert 16 == len(cases)
+    assert 24 == len(cases)
     assert expected == {f"{case['capability']} {case['kv_dtype']} {case['indexed']}": modelled(case) for case in cases}

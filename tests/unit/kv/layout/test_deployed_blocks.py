@@ -257,13 +257,16 @@ def test_a_cpu_keeps_one_plain_byte(name: str) -> None:
     ("settings", "expected"),
     [
         ({"kv_dtype": "fp8"}, {656, 132}),
+        ({"kv_dtype": "fp8_e4m3"}, {576, 132}),
         ({"compute_capability": 90}, {1_152, 132}),
         ({"compute_capability": 100, "kv_dtype": "fp8"}, {576, 132}),
         ({"compute_capability": 120}, {656, 132}),
     ],
 )
 def test_rows_of_sparse_latent_attention(settings: dict[str, Any], expected: set[int]) -> None:
-    """Hopper and desktop Blackwell pack 8-bit rows with scales; data-centre Blackwell does not."""
+    """Hopper and desktop Blackwell pack 8-bit rows with scales, but Hopper not fp8_e4m3; data-centre Blackwell does
+    not.
+    """
     layout = deployed_layout(model(replace(latent(0), indexer_row_bytes=132)), Deployment(**settings))
 
     assert expected == {page.row_bytes for group in layout.groups for page in group.pages}
@@ -273,3 +276,11 @@ def test_ampere_has_no_kernels_for_sparse_latent_attention() -> None:
     """VLLM finds no backend there."""
     with refused("compute_capability"):
         deployed_layout(model(replace(latent(0), indexer_row_bytes=132)), Deployment(compute_capability=80))
+
+
+def test_a_checkpoints_fp8_has_plain_rows_on_hopper() -> None:
+    """Where the flag is auto vLLM names it fp8_e4m3, which FlashMLA does not list."""
+    architecture = replace(model(replace(latent(0), indexer_row_bytes=132)), declared_kv_dtype="fp8")
+    layout = deployed_layout(architecture, Deployment())
+
+    assert {576, 132} == {page.row_bytes for group in layout.groups for page in group.pages}
