@@ -1,25 +1,37 @@
-"""The black box: the allocator's state at a failed allocation, written before torch raises its OutOfMemoryError.
+"""The black boxes: a file of what a process holds, written as its memory runs out or as SGLang's own check ends it.
 
-torch calls an observer in the thread whose allocation failed, after releasing the allocator's lock. An exception from
-the observer would replace torch's error, which vLLM catches by its type: so the observer raises nothing. It cannot be
-removed, and there is no public function to add one (`torch._C._cuda_attach_out_of_memory_observer`).
+`BlackBox`: the allocator's state at a failed allocation, before torch raises its OutOfMemoryError. torch calls an
+observer in the thread whose allocation failed, after releasing the allocator's lock. An exception from the observer
+would replace torch's error, which vLLM catches by its type: so the observer raises nothing. It cannot be removed, and
+there is no public function to add one (`torch._C._cuda_attach_out_of_memory_observer`).
+
+`LeakBox`: who held the KV pages, and who lost them, when SGLang's leak check fails. The scheduler raises the error in
+its own thread and logs it with its traceback, before it signals its server to exit. A handler of that one logger writes
+the count then, in that thread, where nothing moves any more; every other record passes it by its level. The file has a
+message instead of an allocation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
+from typing import Any
 
 from . import allocator
 from .document import Document, short
 from .publication import Folder
+from .schedulers import SGLANG
+from .sglang_census import SGLangCensus
 
 FORMAT = 1
 KEPT = 8
 """Newest black boxes kept per process: a server that continues after the first failure usually fails repeatedly."""
 
 PAUSE_SECONDS = 1.0
+SIGNS = ("leak detected", "double free", "use-after-free")
+MAX_MESSAGE_CHARACTERS = 2000
 
 
 class BlackBox:
@@ -80,3 +92,45 @@ class BlackBox:
         name = f"oom-{self._name}-{self._written % KEPT}.json"
         self._folder.put(name, box, {"memory_stats": document.memory_stats_json})
         self._written += 1
+
+
+class LeakBox(logging.Handler):
+    """Waits for the message of a leak; attached once this process has a scheduler of SGLang."""
+
+    def __init__(self, folder: Folder, name: str, census: SGLangCensus) -> None:
+        """Attach nothing yet; `name` identifies this process's files."""
+        super().__init__(logging.ERROR)
+        self._folder = folder
+        self._name = name
+        self._census = census
+        self._attached = False
+
+    def attach(self) -> None:
+        """Listen to the scheduler's logger, once."""
+        if not self._attached and SGLANG.newest() is not None:
+            self._attached = True
+            logging.getLogger(SGLANG.module).addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the black box of a leak. Never raises."""
+        with contextlib.suppress(BaseException):
+            text = record.getMessage()
+            if any(sign in text.lower() for sign in SIGNS):
+                self._write(_error(text))
+
+    def _write(self, message: str) -> None:
+        # The server waits meanwhile: NVML may hang and is left out.
+        reported: dict[str, Any] = Document(driver=None).read(summary=False)
+        try:
+            reported["kv_blocks"] = self._census.last_look()
+        except Exception as error:  # noqa: BLE001 - keep the rest of the box
+            reported["errors"]["kv_blocks"] = short(error)
+        box = {"kvdiag_black_box": FORMAT, "leak": message, "document": reported}
+        self._folder.put(f"oom-{self._name}-0.json", box)
+
+
+def _error(text: str) -> str:
+    """The error of a traceback, from its first line with a sign of a leak on."""
+    lines = text.splitlines()
+    first = next(place for place, line in enumerate(lines) if any(sign in line.lower() for sign in SIGNS))
+    return "\n".join(lines[first:])[:MAX_MESSAGE_CHARACTERS]

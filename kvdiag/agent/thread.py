@@ -24,11 +24,10 @@ import time
 from typing import Any
 
 from . import say
-from .black_box import BlackBox
+from .black_box import BlackBox, LeakBox
 from .block_census import Census
 from .document import Document, short
 from .driver import Driver
-from .leak_box import LeakBox
 from .memory_profile import Profiler
 from .process import identity
 from .publication import Folder, encoded
