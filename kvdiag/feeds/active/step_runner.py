@@ -164,10 +164,11 @@ class ActiveFeed(IdleWait):
                 if outcome.failed:
                     await asyncio.wait({made}, timeout=1.0)
             profiles = await made
-            await self._settle()
         finally:
             made.cancel()
+        # A server that is lost meanwhile has its profiles all the same.
         self.recorder.add(Sample(at_seconds=self.sampler.clock.now_seconds(), profiles=profiles))
+        await self._settle()
 
     async def _run_soak(self, soak: SoakPlan, number: int) -> None:
         """The warm-up and the cycles, until they are spoilt or late: what there is by then is judged."""

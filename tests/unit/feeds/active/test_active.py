@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from kvdiag.feeds.active.run_timeline import unfinished
 from kvdiag.feeds.active.soak_plan import SoakPlan
 from kvdiag.feeds.active.step_runner import ActiveFeed
 from kvdiag.feeds.live.sampling import Clock, Pace, Sampler, TimelineBuilder
-from kvdiag.model import Capabilities, Facts, Sample, Timeline
+from kvdiag.model import Capabilities, Facts, MemoryProfile, Sample, Timeline
 from kvdiag.sources.device_reader import DeviceReading
 from kvdiag.sources.http import NO_ANSWER, HttpReader
 from kvdiag.sources.worker_thread import ThreadedReader
@@ -49,6 +49,7 @@ def run(
     *,
     steps: int = 2,
     soak: Callable[[Speed | None], SoakPlan] | None = None,
+    profile: Callable[[Timeline], Awaitable[tuple[MemoryProfile, ...]]] | None = None,
     probe: bool = False,
     other_headers: Mapping[str, str] | None = None,
     silence_seconds: float = 0.3,
@@ -82,6 +83,7 @@ def run(
                 recorder=recorder,
                 progress=lambda progress: None,
                 soak=soak,
+                profile=profile,
                 instead=isolation.run if probe else None,
             )
             try:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -19,11 +20,14 @@ from kvdiag.feeds.active.soak_plan import (
     MIN_PAIRS,
     MIN_PROMPT_TOKENS,
     MIN_SECONDS,
+    SoakPlan,
     plan_soak,
 )
 from kvdiag.feeds.active.step_runner import SPOILT_CYCLES
-from kvdiag.model import Capabilities, Facts, KvPool
+from kvdiag.model import Capabilities, Facts, KvPool, MemoryProfile, Timeline
+from tests.builders.allocation_profiles import profile
 from tests.builders.answers import containing, step
+from tests.builders.values import MIB
 from tests.fixtures.hostile import LONG_SECONDS, Answer, Peer, reply
 from tests.unit.feeds.active.test_active import PAGE, STREAM, page_with, run
 
@@ -140,3 +144,23 @@ def test_other_traffic_ends_the_soak() -> None:
     result = step(diagnose(timeline, facts), "soak")
     assert "unknown" == result.status
     assert containing("12 are needed", "other traffic") == result.summary
+
+
+def test_server_that_is_lost_after_its_profile_keeps_it() -> None:
+    """The profile is made, and then nothing answers any more: what there is by then is in the timeline."""
+    server, lost = Company(alone_for=10_000), threading.Event()
+
+    def page(peer: Peer) -> None:
+        if not lost.is_set():
+            server.page(peer)
+
+    async def profiled(_: Timeline) -> tuple[MemoryProfile, ...]:
+        lost.set()
+        return (profile(process=MIB, traced=MIB),)
+
+    def soak(_: Speed | None) -> SoakPlan:
+        return replace(plan_soak(MIN_SECONDS, Facts(max_model_len_tokens=4096), cycle_seconds=0.5), cycles=())
+
+    answers = {"/metrics/": page, "/v1/completions": server.completions}
+    timeline = run(answers, Facts(max_model_len_tokens=4096), steps=1, soak=soak, profile=profiled)
+    assert [1] == [len(one.profiles) for one in timeline.samples if one.profiles]
