@@ -17,6 +17,7 @@ Prompts and tokens are never read.
 from __future__ import annotations
 
 import collections
+import contextlib
 import operator
 import sys
 import time
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .schedulers import SGLANG
-from .sglang_pool import Look, active, is_quiet, is_same, lists_of, look, refusal
+from .sglang_pool import Look, active, is_quiet, is_same, lists_of, look, lost_pages, refusal
 
 LOOK_SECONDS = 80e-6
 """CPU time of a second: what a look takes is spread over the seconds after it."""
@@ -136,6 +137,13 @@ class SGLangCensus:
         # Nothing moves any more: as many looks as one has to be confirmed by.
         for _ in range(CONFIRMED):
             self._look(scheduler, None, settled=True)
+        if self._result is None or self._last is None:
+            return None
+        # The census is complete without their ids.
+        with contextlib.suppress(Exception):
+            lost = lost_pages(scheduler, self._alive | self._finished)
+            if len(lost) == self._last.unowned:
+                self._result["orphans"] = lost[-MAX_LISTED:]
         return self._result
 
     def _scheduler(self) -> Any:

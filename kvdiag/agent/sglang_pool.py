@@ -15,6 +15,7 @@ import contextlib
 import operator
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 QUIET = frozenset(("run_batch", "recv_requests", "on_idle", "self_check_during_idle", "maybe_sleep_on_idle"))
@@ -25,6 +26,7 @@ RESULTS = ("process_batch_result_prefill", "process_batch_result_decode")
 
 MAX_FRAMES = 200
 SLICE_REQUESTS = 64
+SLICE_INDICES = 65_536
 RELEASE_SECONDS = 100e-6
 MAX_WAITING = 1024
 
@@ -121,6 +123,36 @@ def look(scheduler: Any, running: set[Any], thread: int | None) -> Look | None:
         raise ValueError("the radix cache or the pool does not have whole pages")
     counts = usable // page, free // page, cached // page, protected // page
     return Look(*counts, *by_owner, after[1], idle)
+
+
+def lost_pages(scheduler: Any, running: set[Any]) -> list[int]:
+    """The pages that are neither free nor cached, nor held by one of `running` or a session; ascending.
+
+    Copies the indices from the device: only for a scheduler that has stopped, in its own thread.
+
+    Raises:
+        Exception: this version of SGLang keeps its pages in another way.
+    """
+    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    page, table = allocator.page_size, scheduler.req_to_token_pool.req_to_token
+    # Page 0 is the padding's.
+    owned = bytearray(1 + scheduler.max_total_num_tokens // page)
+    owned[0] = 1
+    for free in (allocator.free_pages, getattr(allocator, "release_pages", None)):
+        for index in _indices(free):
+            owned[index] = 1
+    held = [one for one in _records([*running]) if one is not None] + _sessions(tree)
+    rows = [table[one.req_pool_idx][: one.kv_allocated_len] for one in held if one.req_pool_idx is not None]
+    for tokens in (tree.all_values_flatten(), *rows):
+        for index in _indices(tokens):
+            owned[index // page] = 1
+    return [index for index, has_owner in enumerate(owned) if not has_owner]
+
+
+def _indices(tensor: Any) -> Iterator[int]:
+    """The numbers in a tensor, which would take a hundred times its size at once."""
+    for start in range(0, 0 if tensor is None else len(tensor), SLICE_INDICES):
+        yield from tensor[start : start + SLICE_INDICES].tolist()
 
 
 def lists_of(scheduler: Any) -> list[Any]:

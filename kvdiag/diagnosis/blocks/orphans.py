@@ -135,15 +135,16 @@ def _evidence(counts: Sequence[BlockOwners], facts: Facts) -> tuple[Evidence, ..
         Evidence("leaked_ratio", orphaned / usable if usable else None, "ratio", SOURCE),
     ]
     rows += [Evidence("connector", one.connector, "", SOURCE) for one in counts[:1] if one.connector]
+    return (*rows, *named_orphans(counts))
+
+
+def named_orphans(counts: Sequence[BlockOwners]) -> tuple[Evidence, ...]:
+    """The newest of the orphaned blocks, and of the requests that last held them."""
+    rows = []
     if orphans := [str(block) for one in counts for block in one.orphans][-LISTED:]:
         rows.append(Evidence("orphaned_block_ids", ", ".join(orphans), "", SOURCE))
-    return (*rows, *named_holders(counts))
-
-
-def named_holders(counts: Sequence[BlockOwners]) -> tuple[Evidence, ...]:
-    """The newest of the requests that last held orphaned blocks."""
     holders = [holder for one in counts for holder in one.last_holders]
-    return tuple(Evidence("last_holder", _described(holder), "", SOURCE) for holder in holders[-LISTED:])
+    return (*rows, *(Evidence("last_holder", _described(holder), "", SOURCE) for holder in holders[-LISTED:]))
 
 
 def _described(holder: LastHolder) -> str:

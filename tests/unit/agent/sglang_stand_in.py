@@ -17,6 +17,19 @@ class FINISH_LENGTH:  # noqa: N801 - SGLang's name
     """sglang.srt.managers.schedule_batch.FINISH_LENGTH."""
 
 
+class Tensor(list[Any]):
+    """torch.Tensor, of numbers or of rows."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """A slice is a tensor, too."""
+        found = super().__getitem__(index)
+        return Tensor(found) if isinstance(index, slice) else found
+
+    def tolist(self) -> list[Any]:
+        """Its numbers."""
+        return [*self]
+
+
 class Request:
     """sglang.srt.managers.schedule_batch.Req."""
 

@@ -139,6 +139,36 @@ def test_lock_that_stays_is_an_orphan(scheduler: SGLang) -> None:
     assert {"orphaned": 4, "free": 89, "running": 5, "cached_protected": 2} == held(counted(scheduler, census))
 
 
+def test_dying_scheduler_names_the_lost_pages(scheduler: SGLang) -> None:
+    """Those that are in no list, in the cache or in the row of a request or session; wrong ids are not named."""
+    census = watched()
+    request = scheduler.start("aborted", pages=4, cached_pages=1)
+    scheduler.tree_cache.evictable = 2 * PAGE_TOKENS
+    scheduler.tree_cache.sessions = {"s": Request("", 2, 3, 1).kv}
+    scheduler.free(PAGES - 4 - 2 - 3)
+    counted(scheduler, census)
+    scheduler.finish(request, FINISH_ABORT(), lose=2)
+    allocator = scheduler.token_to_kv_pool_allocator
+    allocator.free_pages = stand_in.Tensor([*range(9, PAGES - 1), PAGES])
+    allocator.release_pages = stand_in.Tensor([3, 4])
+
+    def tokens(*pages: int) -> list[int]:
+        return [PAGE_TOKENS * page + token for page in pages for token in range(PAGE_TOKENS)]
+
+    scheduler.tree_cache.all_values_flatten = lambda: stand_in.Tensor(tokens(1, 8))  # type: ignore[attr-defined]
+    # A row of which the last page is not full, and what another request left behind it.
+    row = stand_in.Tensor([*tokens(1, 5, 6, 7)[:-3], *tokens(2)])
+    table = stand_in.Tensor([stand_in.Tensor(), stand_in.Tensor(tokens(2)), row])
+    scheduler.req_to_token_pool = SimpleNamespace(req_to_token=table)  # type: ignore[attr-defined]
+    count = census.last_look()
+    assert count is not None
+    assert ([2, PAGES - 1], 2, "aborted") == (count["orphans"], count["owners"]["orphaned"], count["culprits"][0]["id"])
+    allocator.release_pages = stand_in.Tensor([3])
+    count = census.last_look()
+    assert count is not None
+    assert [] == count["orphans"]
+
+
 def test_cleared_cache_ends_orphans(scheduler: SGLang) -> None:
     """A flush frees all pages, orphans too."""
     census = watched()
