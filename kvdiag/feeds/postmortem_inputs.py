@@ -29,6 +29,7 @@ from kvdiag.model import Gap
 from kvdiag.oom.account import Account
 from kvdiag.oom.log import REQUEST_LINE, read_failures
 from kvdiag.sources.agents.black_boxes import read_file, read_folder
+from kvdiag.sources.agents.census_publication import shown_request
 from kvdiag.sources.log_file import read_long_log
 
 Kind = Literal["black box", "trace", "log"]
@@ -65,7 +66,7 @@ def gather(
             timeline, facts = read_trace(path)
             case = replace(case, timeline=timeline, facts=facts, flags=flags_of(case.engine_name or facts.engine_name))
         elif kind == "log":
-            case = _with_log(case, path)
+            case = _with_log(case, path, show_request_ids=show_request_ids)
         elif path.is_dir():
             if any(path.glob("kvdiag-*.jsonl.gz")):
                 raise KvdiagError(f"{path} is a recording of `kvdiag serve`: read it with `kvdiag diagnose {path}`")
@@ -120,7 +121,7 @@ def recognise(path: Path) -> Kind:
     return "log"
 
 
-def _with_log(case: Case, path: Path) -> Case:
+def _with_log(case: Case, path: Path, *, show_request_ids: bool) -> Case:
     content, whole = read_long_log(path)
     origin = "standard input" if str(path) == "-" else path.name
     if not content.strip():
@@ -136,6 +137,11 @@ def _with_log(case: Case, path: Path) -> Case:
         gaps = (*gaps, Gap("log", "absent", reason))
     if failure is None:
         return replace(_with_report(case, text), gaps=gaps, clean_logs=(*case.clean_logs, origin))
+    last = tuple(
+        replace(one, request=shown_request(one.request, show_request_ids=show_request_ids))
+        for one in failure.last_requests
+    )
+    failure = replace(failure, last_requests=last)
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
     failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvdiag.model import Allocator, BlockOwners, ReservedSplit
+from kvdiag.oom.last_requests import LastRequest
 from kvdiag.oom.message import Shortage
 
 ServingPhase = Literal["prefill", "decode", "request", "sampler", "logprobs", "encoder", "kv_growth", "scratch"]
@@ -31,8 +32,8 @@ class Account:
     Anybody may have written an `unverified` one.
 
     `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed, `owners` who held the
-    KV pool. In a log, `line` is where
-    the failure stands and `process` its name there; `later` counts the failures after it.
+    KV pool. In a log, `line` is where the failure stands and `process` its name there; `last_requests` are those since
+    the engine was last idle, where it counted its pool; `later` counts the failures after it.
     """
 
     origin: str
@@ -56,3 +57,4 @@ class Account:
     allocator: Allocator | None = None
     split: ReservedSplit | None = None
     owners: BlockOwners | None = None
+    last_requests: tuple[LastRequest, ...] = ()

@@ -17,6 +17,7 @@ from itertools import islice
 
 from kvdiag.engine_data import engine_data
 from kvdiag.oom.account import Account, Work
+from kvdiag.oom.last_requests import last_requests
 from kvdiag.oom.message import (
     ANCHORS,
     ANSI,
@@ -178,6 +179,7 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
         kv_usage_ratio=min(figures["usage"], 1.0) if "usage" in figures else None,
         max_num_seqs=int(most_requests[1]) if most_requests else None,
         graphs_captured=(int(graphs[1]), int(graphs[2])) if graphs and phase == "graph_capture" else None,
+        last_requests=last_requests(_unquoted(text, line)) if kind == "kv_lost" else (),
         later=len(found) - 1,
     )
 
@@ -234,6 +236,16 @@ def _lines(text: str) -> list[str]:
             line = ANSI.sub("", line)
         lines.append("" if REQUEST_LINE.search(line) else line)
     return lines
+
+
+def _unquoted(text: str, line: int) -> Iterator[str]:
+    """The lines up to that one of `_lines`, without those that stand inside others, which users may have written."""
+    number = 0
+    for raw in re.split(r"\r\n|\n|\r", _WRAPPER.sub("", text)):
+        if number > line:
+            return
+        yield raw
+        number += 1 + raw.count("\\n")
 
 
 def _streams(lines: list[str]) -> Mapping[str, _Stream]:

@@ -37,7 +37,7 @@ _FILLED_FIGURES = (
 )  # fmt: skip
 _FILLED_PARTS = (
     "process", "rank", "phase", "phase_source", "work", "running", "waiting", "kv_usage_ratio", "max_num_seqs",
-    "graphs_captured", "allocator", "split", "owners",
+    "graphs_captured", "allocator", "split", "owners", "last_requests",
 )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _class_of(kind: Kind) -> int:
 def _filled(first: Account, other: Account) -> Account:
     shortage = first.shortage
     figures = {name: getattr(other.shortage, name) for name in _FILLED_FIGURES if getattr(shortage, name) in (None, ())}
-    parts = {name: getattr(other, name) for name in _FILLED_PARTS if getattr(first, name) in (None, "")}
+    parts = {name: getattr(other, name) for name in _FILLED_PARTS if getattr(first, name) in (None, "", ())}
     return replace(first, shortage=replace(shortage, **figures), later=max(first.later, other.later), **parts)
 
 

@@ -8,16 +8,17 @@ that had the pool to itself was too long, not one of too many.
 
 import re
 
-from kvdiag.diagnosis.blocks.orphans import named_holders, who_held
+from kvdiag.diagnosis.blocks.orphans import LISTED, named_orphans, who_held
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.postmortem.case import Case, evidence
 from kvdiag.diagnosis.postmortem.remedies import joined
-from kvdiag.formatting import format_count
+from kvdiag.formatting import format_count, plural
 from kvdiag.model import Evidence, Finding, Status
 from kvdiag.oom.pool_count import PoolCount
 
 BLOCKS, CONCURRENCY = "leak.kv_blocks", "capacity.concurrency"
 _ALONE = re.compile(r"only one request")
+_LOST_IDS = re.compile(r"\bleaked_(\w{1,30})_pages=\{(\d[\d, ]{0,2000})")
 _RELEASED_TWICE = re.compile(r"double free|use-after-free")
 
 
@@ -39,15 +40,41 @@ def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     uncounted = "released twice, or while in use" if twice else "lost"
     counted = "; ".join(wrong) or f"units of its KV pool are {uncounted} (the log's end has no figures)"
     who, holders = _who(case)
-    return Finding(BLOCKS, "fault", f"the engine's own check: {counted}; {who}", (*evidence(case), *holders))
+    return Finding(
+        BLOCKS,
+        "fault",
+        f"the engine's own check: {counted}; {who}",
+        (*evidence(case), *_lost_ids(shortage.message), *holders),
+    )
 
 
 def _who(case: Case) -> tuple[str, tuple[Evidence, ...]]:
-    """The requests that lost what the engine missed, by the agent's black box, else how to learn them."""
-    owners = case.failure.owners
+    """The requests that lost what the engine missed: by the agent's black box, else by the log, else how to learn them.
+
+    An engine counts its pool whenever nothing runs: one of the requests since then lost it.
+    """
+    owners, last = case.failure.owners, case.failure.last_requests
     if owners is not None and owners.orphaned_blocks:
-        return who_held((owners,)), named_holders((owners,))
-    return "which request lost them is unknown; run the server with the agent, and pass its black box", ()
+        return who_held((owners,)), named_orphans((owners,))
+    if not last:
+        return "which request lost them is unknown; run the server with the agent, and pass its black box", ()
+    listed = sorted(last, key=lambda one: one.finished)[:LISTED]
+    rows = tuple(
+        Evidence("last_request", f"{one.request}: {'finished' if one.finished else 'no end in the log'}", "", "log")
+        for one in listed
+    )
+    without_end = sum(not one.finished for one in last)
+    which = f", {format_count(without_end)} without an end" if without_end else ""
+    which = f": {last[0].request}" if len(last) == 1 else which
+    return f"the log has {plural(len(last), 'request')} since the engine was last idle{which}", rows
+
+
+def _lost_ids(message: str) -> tuple[Evidence, ...]:
+    """The ids of what is lost, where the check prints them."""
+    return tuple(
+        Evidence(f"lost_{pool}_ids", ", ".join(ids.replace(" ", "").split(",")[:LISTED]), "", "log")
+        for pool, ids in _LOST_IDS.findall(message)
+    )
 
 
 def _off(count: PoolCount) -> str:

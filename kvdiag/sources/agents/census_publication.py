@@ -88,10 +88,15 @@ def _holder(reported: Any, show_request_ids: bool) -> dict[str, Any]:
     name = holder.get("id")
     if not isinstance(name, str):
         raise ValueError("a request's id is not a text")  # noqa: TRY004 - one kind of error for one kind of mistake
+    known = {key: holder.get(key) for key in ("blocks", "prompt_tokens", "output_tokens", "end", "loading", "among")}
+    return {"request": shown_request(name, show_request_ids=show_request_ids), **known}
+
+
+def shown_request(name: str, *, show_request_ids: bool) -> str:
+    """A request's id as outputs have it: one short line, a hash unless ids are asked for."""
     if not show_request_ids:
         name = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:HASH_CHARACTERS]
-    known = {key: holder.get(key) for key in ("blocks", "prompt_tokens", "output_tokens", "end", "loading", "among")}
-    return {"request": one_line(name[:MAX_TEXT_CHARACTERS]), **known}
+    return one_line(name[:MAX_TEXT_CHARACTERS])
 
 
 def _object(value: Any, name: str) -> Mapping[str, Any]:

@@ -143,7 +143,7 @@ def test_odd_but_healthy_load_has_no_orphan(nursery: Nursery, agent: dict[str, s
 
 
 def test_server_that_its_own_check_ends_names_the_request(nursery: Nursery, agent: dict[str, str]) -> None:
-    """The black box of the dying scheduler has the request that lost the tokens, with its id if asked for."""
+    """The black box of the dying scheduler has the lost pages and the request that lost them, with its id if asked."""
     env = {"KVDIAG_TEST_PLUGIN": "forget_aborted", "KVDIAG_TEST_FORGOTTEN_TOKENS": "7"}
     with started(nursery, agent, "census-dies", 1, "--log-requests", env=env) as counts:
         counts.later(3)
@@ -162,10 +162,13 @@ def test_server_that_its_own_check_ends_names_the_request(nursery: Nursery, agen
         assert (read.code, finding["status"]) == (2, "fault")
         values = [one["value"] for one in finding["evidence"] if one["name"] == "last_holder"]
         holders += [one for one in values if ", aborted" in one]
+        (lost,) = [one["value"] for one in finding["evidence"] if one["name"] == "orphaned_block_ids"]
+        assert 7 == len(set(lost.split(", "))), lost
     assert 2 == len(holders), holders
     hashed, holder = holders
     assert hashed.partition(": ")[2] == holder.partition(": ")[2]
     assert ": 7 blocks, 120 + " in holder
     assert holder.partition(":")[0] in log.read_text(errors="replace")
     assert (2, "fault") == (without.code, without.finding("leak.kv_blocks")["status"])
-    assert "agent" in without.finding("leak.kv_blocks")["summary"]
+    values = [one["value"] for one in without.finding("leak.kv_blocks")["evidence"] if one["name"] == "last_request"]
+    assert f"{hashed.partition(':')[0]}: no end in the log" in values

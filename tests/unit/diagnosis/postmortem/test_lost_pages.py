@@ -1,8 +1,12 @@
 """The engine's own check of its KV pool, with and without the agent's count of who lost what it misses."""
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from kvdiag.diagnosis.postmortem import postmortem
+from kvdiag.feeds.postmortem_inputs import gather
 from kvdiag.model import Finding, LastHolder
 from kvdiag.oom.account import Account
 from tests.builders.values import owners
@@ -33,6 +37,23 @@ def test_black_box_names_the_request() -> None:
     assert ("fault", 1) == (found.status, len(holders))
     assert str(holders[0]).startswith("one: 7 blocks")
     assert "7 of 7" in found.summary
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_log_names_the_last_requests(tmp_path: Path, *, show: bool) -> None:
+    """With --log-requests; ids are hashed unless they are asked for, and the check's own ids are those of the pool."""
+    request = "[2026-11-30 10:46:14] Receive: obj=GenerateReqInput(rid='of a user', text='hi')\n"
+    log = tmp_path / "sglang.log"
+    log.write_text(f"{request}{LOG}, leaked_mamba_pages={{7, 9}}\n")
+    case = gather((log,), show_request_ids=show)
+    (found,) = [one for one in postmortem(case).findings if one.id == "leak.kv_blocks"]
+    evidence = {one.name: str(one.value) for one in found.evidence}
+    assert ("fault", "7, 9", show) == (
+        found.status,
+        evidence["lost_mamba_ids"],
+        "of a user" in evidence["last_request"],
+    )
+    assert show is ("of a user" in found.summary)
 
 
 def test_log_alone_says_how_to_learn_it() -> None:
