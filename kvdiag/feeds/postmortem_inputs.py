@@ -142,6 +142,7 @@ def _with_log(case: Case, path: Path, *, show_request_ids: bool) -> Case:
         for one in failure.last_requests
     )
     failure = replace(failure, last_requests=last)
+    case = replace(case, kv_connector=case.kv_connector or failure.connector)
     before = "\n".join(re.split(r"\r\n|\n|\r", text)[: failure.line])
     failed_pools = (engine.failed_pool_bytes(before) for engine in ENGINES)
     return replace(

@@ -33,7 +33,8 @@ class Account:
 
     `at_seconds` is a wall clock; `allocator` and `split` are what torch held when it failed, `owners` who held the
     KV pool. In a log, `line` is where the failure stands and `process` its name there; `last_requests` are those since
-    the engine was last idle, where it counted its pool; `later` counts the failures after it.
+    the engine was last idle, where it counted its pool, or those whose blocks `connector` held; `later` counts the
+    failures after it.
     """
 
     origin: str
@@ -58,3 +59,4 @@ class Account:
     split: ReservedSplit | None = None
     owners: BlockOwners | None = None
     last_requests: tuple[LastRequest, ...] = ()
+    connector: str | None = None

@@ -1,4 +1,4 @@
-"""The requests that a log shows since its engine was last idle, before a failure. Pure.
+"""The requests that a log names: those since its engine was last idle, and those whose blocks a connector held. Pure.
 
 An engine that counts its pool whenever nothing runs misses what one of these lost. A request that begins while none is
 open begins a new period, unless the last one ended less than `SURE_SECONDS` before, by times of whole seconds: whether
@@ -22,6 +22,12 @@ _MARKS = tuple(
     if (requests := engine.get("requests"))
     for name, is_begin in (("begin", True), ("end", False))
 )
+_HELD_BY = tuple(
+    (connector, re.compile(pattern))
+    for engine in engine_data("failures.json").values()
+    for connector, pattern in engine.get("held_by", {}).items()
+)
+"""What connectors print where the blocks of a finished request were not fetched before their timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,17 @@ def last_requests(lines: Iterable[str]) -> tuple[LastRequest, ...]:
     if len(period) > MAX_REQUESTS:
         return ()
     return tuple(LastRequest(request=request, finished=finished) for request, finished in period.items())
+
+
+def held_requests(lines: Iterable[str]) -> tuple[str | None, tuple[LastRequest, ...]]:
+    """The first connector that held blocks until its timeout, and the finished requests whose blocks it held."""
+    connector, found = None, {}
+    for line in lines:
+        for name, pattern in _HELD_BY:
+            if connector in {None, name} and (held := pattern.search(line[:HEAD_CHARACTERS])) is not None:
+                connector = name
+                found[held["id"]] = LastRequest(request=held["id"], finished=True)
+    return connector, tuple(found.values())
 
 
 def _time(text: str) -> datetime | None:

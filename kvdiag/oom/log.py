@@ -17,7 +17,7 @@ from itertools import islice
 
 from kvdiag.engine_data import engine_data
 from kvdiag.oom.account import Account, Work
-from kvdiag.oom.last_requests import last_requests
+from kvdiag.oom.last_requests import LastRequest, held_requests, last_requests
 from kvdiag.oom.message import (
     ANCHORS,
     ANSI,
@@ -156,6 +156,12 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
         shortage = _filled(parse_shortage(kind, *_message(whole, kind, position, end)), shortage)
     if kind == "kv_full":
         shortage = _held(shortage, whole, position)
+    connector: str | None = None
+    named: tuple[LastRequest, ...] = ()
+    if kind == "kv_lost":
+        named = last_requests(_unquoted(text, line))
+    elif kind == "kv_held":
+        connector, named = held_requests(_unquoted(text, len(lines)))
     phase, phase_source = phase_of(whole, kind, position, lines[:line])
     work = _work(lines, line)
     if work is not None and phase == "request" and work.scheduled_tokens is not None:
@@ -179,7 +185,8 @@ def read_failures(text: str, origin: str = "the log") -> Account | None:
         kv_usage_ratio=min(figures["usage"], 1.0) if "usage" in figures else None,
         max_num_seqs=int(most_requests[1]) if most_requests else None,
         graphs_captured=(int(graphs[1]), int(graphs[2])) if graphs and phase == "graph_capture" else None,
-        last_requests=last_requests(_unquoted(text, line)) if kind == "kv_lost" else (),
+        last_requests=named,
+        connector=connector,
         later=len(found) - 1,
     )
 

@@ -43,10 +43,11 @@ Kind = Literal[
     "kv_overrun",  # blocks ran out although the engine admits only requests whose blocks are free
     "kv_full",  # the KV pool had no room for what was running: requests failed, or the engine did
     "retracted",  # the KV pool was full and running requests gave way: pressure, no failure
+    "kv_held",  # a KV connector had the blocks of finished requests until its timeout: no failure of the engine
     "long_request",  # one request was refused as longer than the engine can serve: no failure of the engine
 ]
 
-WARNINGS: frozenset[Kind] = frozenset({"retracted", "long_request"})
+WARNINGS: frozenset[Kind] = frozenset({"retracted", "kv_held", "long_request"})
 """Kinds after which the engine serves on: they are judged only where nothing else failed."""
 
 MAX_MESSAGE_CHARACTERS = 3000

@@ -7,6 +7,7 @@ that had the pool to itself was too long, not one of too many.
 """
 
 import re
+from collections.abc import Sequence
 
 from kvdiag.diagnosis.blocks.orphans import LISTED, named_orphans, who_held
 from kvdiag.diagnosis.limits import Limits
@@ -14,6 +15,7 @@ from kvdiag.diagnosis.postmortem.case import Case, evidence
 from kvdiag.diagnosis.postmortem.remedies import joined
 from kvdiag.formatting import format_count, plural
 from kvdiag.model import Evidence, Finding, Status
+from kvdiag.oom.last_requests import LastRequest
 from kvdiag.oom.pool_count import PoolCount
 
 BLOCKS, CONCURRENCY = "leak.kv_blocks", "capacity.concurrency"
@@ -25,6 +27,8 @@ _RELEASED_TWICE = re.compile(r"double free|use-after-free")
 def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     """Read the engine's own count of its pool."""
     shortage = case.failure.shortage
+    if shortage.kind == "kv_held":
+        return _held_by_connector(case)
     if _by_rounding(case, limits) or (shortage.kind not in {"kv_lost", "kv_overrun"} and not unexplained(case, limits)):
         return None
     if shortage.kind == "kv_overrun":
@@ -58,15 +62,27 @@ def _who(case: Case) -> tuple[str, tuple[Evidence, ...]]:
         return who_held((owners,)), named_orphans((owners,))
     if not last:
         return "which request lost them is unknown; run the server with the agent, and pass its black box", ()
-    listed = sorted(last, key=lambda one: one.finished)[:LISTED]
-    rows = tuple(
-        Evidence("last_request", f"{one.request}: {'finished' if one.finished else 'no end in the log'}", "", "log")
-        for one in listed
-    )
+    rows = _listed(sorted(last, key=lambda one: one.finished)[:LISTED])
     without_end = sum(not one.finished for one in last)
     which = f", {format_count(without_end)} without an end" if without_end else ""
     which = f": {last[0].request}" if len(last) == 1 else which
     return f"the log has {plural(len(last), 'request')} since the engine was last idle{which}", rows
+
+
+def _held_by_connector(case: Case) -> Finding:
+    """Blocks that no other server fetched: the connector released them at its timeout."""
+    failure = case.failure
+    name, requests = failure.connector or "the KV connector", failure.last_requests
+    held = plural(len(requests), "finished request") if requests else "finished requests"
+    which = f": {requests[0].request}" if len(requests) == 1 else ""
+    summary = f"{name} held the KV blocks of {held} until its timeout{which}"
+    rows = (*evidence(case), Evidence("connector", name, "", "log"), *_listed(requests[-LISTED:]))
+    return Finding(BLOCKS, "suspect", summary, rows)
+
+
+def _listed(requests: Sequence[LastRequest]) -> tuple[Evidence, ...]:
+    ends = {True: "finished", False: "no end in the log"}
+    return tuple(Evidence("last_request", f"{one.request}: {ends[one.finished]}", "", "log") for one in requests)
 
 
 def _lost_ids(message: str) -> tuple[Evidence, ...]:

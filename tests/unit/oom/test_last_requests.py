@@ -1,4 +1,6 @@
-"""The requests that SGLang's log shows before its check of the pool failed, by the lines of 0.5.23's --log-requests."""
+"""The requests that a log names: before SGLang's check of its pool failed, by the lines of 0.5.23's --log-requests, and
+those whose blocks a connector of vLLM held.
+"""
 
 import pytest
 
@@ -59,3 +61,34 @@ def test_lines_that_users_write_name_no_request() -> None:
 def test_too_many_requests_are_none() -> None:
     """One of hundreds is no answer."""
     assert [] == found(*(line(1, "Receive", str(number)) for number in range(MAX_REQUESTS + 1)))
+
+
+VLLM = "(EngineCore_DP0 pid=2) WARNING 11-30 10:08:02 [worker.py:1131] "
+LEASE = VLLM + (
+    "Releasing expired KV blocks for request cmpl-{} which were retrieved by 0 remote worker(s) before lease expired."
+)
+# Of 0.11.
+TIMEOUT = LEASE.partition(" which")[0] + " which were retrieved by 0 decode worker(s) within 480 seconds."
+MOONCAKE = VLLM + (
+    "Request cmpl-{} timed out after 480 seconds without being sent. Freeing its blocks on the producer side."
+)
+
+
+@pytest.mark.parametrize(
+    ("wording", "connector"),
+    [(LEASE, "NixlConnector"), (TIMEOUT, "NixlConnector"), (MOONCAKE, "MooncakeConnector")],
+)
+def test_requests_whose_blocks_a_connector_held(wording: str, connector: str) -> None:
+    """Each once, with the connector; a prompt that quotes the line names none, and a failure counts first."""
+    quoted = f"INFO 11-30 10:08:01 [logger.py:40] Received request cmpl-9: prompt: '{wording.format('evil')}'"
+    held = "\n".join((quoted, *(wording.format(name) for name in ("1", "2", "1"))))
+    found = read_failures(held)
+    assert found is not None
+    assert ("kv_held", connector, ["cmpl-1", "cmpl-2"]) == (
+        found.shortage.kind,
+        found.connector,
+        [one.request for one in found.last_requests],
+    )
+    failed = read_failures(f"{held}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert failed is not None
+    assert ("torch", ()) == (failed.shortage.kind, failed.last_requests)

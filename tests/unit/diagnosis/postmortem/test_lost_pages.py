@@ -56,6 +56,20 @@ def test_log_names_the_last_requests(tmp_path: Path, *, show: bool) -> None:
     assert show is ("of a user" in found.summary)
 
 
+def test_connector_that_held_blocks_is_named(tmp_path: Path) -> None:
+    """With the requests, and the public reports of that connector."""
+    log = tmp_path / "vllm.log"
+    line = "WARNING 11-30 10:08:02 [nixl_connector.py:1] Releasing expired KV blocks for request {} which were read"
+    start = "INFO 11-30 10:00:02 [core.py:1] Initializing a V1 LLM engine (v0.11.0) with config: model='m'"
+    log.write_text("\n".join((start, line.format("one"), line.format("two"))))
+    (found,) = [one for one in postmortem(gather((log,))).findings if one.id == "leak.kv_blocks"]
+    names = [one.name for one in found.evidence]
+    assert ("suspect", 2, 1) == (found.status, names.count("last_request"), names.count("connector"))
+    assert "NixlConnector" in found.summary
+    assert found.prescription is not None
+    assert found.prescription.known_reports
+
+
 def test_log_alone_says_how_to_learn_it() -> None:
     """The request is unknown; the fault is the same."""
     found = lost(with_box=False)
