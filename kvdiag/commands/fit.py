@@ -214,6 +214,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         gpu_bytes=total if profile is None else profile.gpu_total_bytes,
         memory_fraction_ratio=fraction,
         weights=fit_inputs.weights_of(files, architecture, options),
+        drafter=fit_inputs.drafter_weights(architecture, options),
         overheads=overheads,
         estimate=partial(fit_inputs.overheads_of, files, options=options) if profile is None else None,
         demand=fit_inputs.demand_of(architecture, options),
@@ -244,7 +245,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
             [
                 architecture_note(architecture) if profile is None else "",
                 "" if generic else dropped_note(architecture.model_type),
-                vllm_settings.drafter_note(options),
+                vllm_settings.drafter_note(options, weighed=scenario.drafter is not None),
                 estimated_note(),
                 formats_note(architecture, deployment),
                 processor_note(architecture, deployment),

@@ -172,9 +172,7 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: FitOption
         return GivenWeights(total_bytes=parse_bytes(options.weights, field="weights", least=MIB))
     weight_format = parse_weight_format(options.weights)
     if files.headers and weight_format is None:
-        kv_heads = [layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)]
-        tied = text_fields(files.config).flag("tie_word_embeddings", default=False)
-        return CheckpointWeights(tensors=read_headers(files.headers), kv_heads=max(kv_heads, default=1), tied=tied)
+        return _stored(files, architecture)
     if options.kv_bytes_per_token is not None:
         raise KvdiagError("the weights of an unknown architecture cannot be computed: pass --weights BYTES")
     return CountedWeights(
@@ -182,6 +180,30 @@ def weights_of(files: ModelFiles, architecture: Architecture, options: FitOption
         quantization=declared_quantization(files.config)
         if weight_format is None
         else usual_quantization(weight_format),
+    )
+
+
+def _stored(files: ModelFiles, architecture: Architecture) -> CheckpointWeights:
+    kv_heads = [layer.kv_heads for layer in architecture.layers if isinstance(layer, AttentionLayer)]
+    tied = text_fields(files.config).flag("tie_word_embeddings", default=False)
+    return CheckpointWeights(tensors=read_headers(files.headers), kv_heads=max(kv_heads, default=1), tied=tied)
+
+
+def drafter_weights(architecture: Architecture, options: FitOptions) -> WeightsSource | None:
+    """The weights of a drafter that is another model. Of one that shares the model's embedding or output layer, only
+    its checkpoint says which it has of its own (v1/spec_decode/llm_base_proposer.py); `None` without.
+    """
+    drafts = vllm_settings.drafts_of(architecture, options)
+    if drafts.files is None:
+        return None
+    own = parse_architecture(drafts.files.config, by_vllm=False)
+    if drafts.files.headers:
+        return _stored(drafts.files, own)
+    if not drafts.whole:
+        return None
+    return CountedWeights(
+        parameters=count_parameters(drafts.files.config, own),
+        quantization=declared_quantization(drafts.files.config),
     )
 
 

@@ -61,6 +61,8 @@ class Drafts:
     modules: bool = True
     files: ModelFiles | None = None
     """The drafter's own, where it is another model."""
+    whole: bool = False
+    """Whether the drafter has an embedding and an output layer of its own."""
 
 
 def drafts_of(architecture: Architecture | None, options: FitOptions) -> Drafts:
@@ -113,7 +115,7 @@ def drafts_of(architecture: Architecture | None, options: FitOptions) -> Drafts:
     last = 0 if architecture is None else architecture.depth - 1
     # Its layers are on the last pipeline stage, after the model's own.
     placed = tuple(replace(layer, index=last + 1 + layer.index) for layer in layers)
-    return Drafts(tokens=tokens, layers=placed, modules=False, files=files)
+    return Drafts(tokens=tokens, layers=placed, modules=False, files=files, whole=method == "draft_model")
 
 
 def _own_layers(architecture: Architecture | None, tokens: int) -> tuple[Layer, ...]:
@@ -155,8 +157,10 @@ def _method(given: Mapping[str, Any]) -> str:
     raise click.UsageError(f'--speculative-config names no method: add "method", one of {known}')
 
 
-def drafter_note(options: FitOptions) -> str:
-    """A drafter whose weights are left out of the plan; empty without one."""
+def drafter_note(options: FitOptions, *, weighed: bool) -> str:
+    """A drafter whose weights are left out of the plan; empty without one, or where they are `weighed`."""
+    if weighed:
+        return ""
     given = _speculative(options)
     method = "" if given is None else _method(given)
     if method == "medusa":

@@ -6,7 +6,7 @@ in full, because changes influence one another: more GPUs also shrink the weight
 out are left out; those that the GPU or vLLM does not support are listed last and never count as a solution.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -25,6 +25,8 @@ from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_qua
 HIGHEST_FRACTION_RATIO = 0.95
 """The highest memory fraction that is tried where the device's free memory was not measured."""
 _MAX_GPUS = 64
+# A drafter's layers are on one stage, however many they are.
+_ONE_STAGE = (1 << 16,)
 _WIDER = (2, 4, 8)
 _FP8_BITS = 8
 # The eviction example of "KV memory in production": sinks, recent tokens and heavy hitters, 400 of 2,000 tokens.
@@ -71,6 +73,8 @@ class Scenario:
     demand: Demand
     pool_bytes: int | None = None
     """The pool of each GPU where --kv-cache-memory-bytes sets it in place of the memory fraction."""
+    drafter: WeightsSource | None = None
+    """The weights of another model that drafts: all on the last stage."""
     host_weights_bytes: int = 0
     """Weights of each GPU that --cpu-offload-gb keeps in host memory."""
     most_context_tokens: int | None = None
@@ -138,19 +142,22 @@ def rank_weights(scenario: Scenario, *, attention_ranks: int | None = None) -> t
     they are fewer than those that divide the rest; a size alone is divided evenly.
     """
     ranks = scenario.deployment.tensor_parallel
+    split: dict[str, Any] = {"tensor_parallel": ranks, "attention_parallel": attention_ranks or ranks}
     ends = stage_ends(scenario.architecture.depth, scenario.deployment)
-    split: dict[str, Any] = {
-        "tensor_parallel": ranks,
-        "attention_parallel": attention_ranks or ranks,
-        "stage_ends": ends,
-    }
-    match scenario.weights:
+    *first, last = _stage_weights(scenario.weights, ends, split)
+    if scenario.drafter is not None:
+        last += sum(_stage_weights(scenario.drafter, _ONE_STAGE, split))
+    return (*first, last)
+
+
+def _stage_weights(weights: WeightsSource, ends: tuple[int, ...], split: Mapping[str, Any]) -> tuple[int, ...]:
+    match weights:
         case CountedWeights(parameters=parameters, quantization=quantization):
-            return weights_from_config(parameters, quantization=quantization, **split)
+            return weights_from_config(parameters, quantization=quantization, stage_ends=ends, **split)
         case CheckpointWeights(tensors=tensors, kv_heads=kv_heads, tied=tied):
-            return weights_from_tensors(tensors, **split, kv_heads=kv_heads, tied=tied)
+            return weights_from_tensors(tensors, stage_ends=ends, **split, kv_heads=kv_heads, tied=tied)
         case GivenWeights(total_bytes=total):
-            parts = scenario.architecture.depth * ranks
+            parts = ends[-1] * split["tensor_parallel"]
             return tuple(ceil_div(total * (end - start), parts) for start, end in pairwise((0, *ends)))
 
 

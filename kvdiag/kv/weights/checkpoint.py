@@ -130,7 +130,7 @@ def weights_from_tensors(
 
 
 _REPLICATED = re.compile(
-    r"norm|\.gate\.|router|q_a_proj|kv_a_proj|indexer|rotary|e_score_correction|input_scale|weight_scale_2|vision|visual"
+    r"norm|(?:^|\.)fc\.weight|\.gate\.|router|q_a_proj|kv_a_proj|indexer|rotary|e_score_correction|input_scale|weight_scale_2|vision|visual"
 )
 _KV_PROJECTION = re.compile(r"\.(k_proj|v_proj)\.")
 

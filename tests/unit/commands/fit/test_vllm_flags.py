@@ -280,3 +280,55 @@ def test_whole_heads_are_not_modelled_beside_an_indexer(
 def test_a_flag_without_its_value_is_refused(capsys: pytest.CaptureFixture[str], flags: str) -> None:
     """The next flag is not taken for the value, and a flag at the end is not taken for a harmless one."""
     assert flags.split(maxsplit=1)[0] in refusal(capsys, *MODEL, *flags.split())
+
+
+def drafting(method: str, model: str) -> tuple[str, str]:
+    """Three drafts of another model."""
+    return "--speculative-config", json.dumps({"method": method, "model": model, "num_speculative_tokens": 3})
+
+
+def test_a_draft_model_adds_its_own_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, with its embedding, divided by the same ranks."""
+    alone = answer(capsys, "llama-3.2-1b", "--context", "2048", "--tp", "2")[1]["budgets"][0]["weights_bytes"]
+    plain, with_drafts = (
+        budget(capsys, "--tp", "2", *flags)["weights_bytes"] for flags in ((), drafting("draft_model", "llama-3.2-1b"))
+    )
+
+    assert alone == with_drafts - plain
+
+
+def eagle(folder: Path, *, checkpoint: bool) -> str:
+    """An EAGLE drafter's folder: its config, and a checkpoint with one layer's output and what joins two states."""
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    config |= {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if checkpoint:
+        shapes = {"midlayer.self_attn.o_proj.weight": [8, 16], "fc.weight": [16, 8]}
+        offsets = ([0, 256], [256, 512])
+        header = json.dumps(
+            {
+                name: {"dtype": "BF16", "shape": shape, "data_offsets": span}
+                for (name, shape), span in zip(shapes.items(), offsets, strict=True)
+            }
+        ).encode()
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(512))
+    return str(folder)
+
+
+def test_an_eagle_drafter_adds_what_its_checkpoint_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What it lacks is the model's; what joins its inputs is whole on every rank."""
+    folder = eagle(tmp_path, checkpoint=True)
+    plain, with_drafts = (
+        budget(capsys, "--tp", "2", *flags)["weights_bytes"] for flags in ((), drafting("eagle3", folder))
+    )
+
+    assert 128 + 256 == with_drafts - plain
+
+
+def test_an_eagle_drafter_without_a_checkpoint_is_not_weighed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Whether it shares the model's embedding is not in its config; a note says so."""
+    notes = answer(capsys, *MODEL, *drafting("eagle3", eagle(tmp_path, checkpoint=False)))[1]["notes"]
+
+    assert any("weights of the drafter are not counted" in note for note in notes)
