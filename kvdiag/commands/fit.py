@@ -43,6 +43,7 @@ from kvdiag.kv.layout.deployment import (
     deployed_layout,
     formats_note,
     processor_note,
+    stage_ends,
 )
 from kvdiag.kv.layout.page_specs import is_spec_document, parse_page_specs
 from kvdiag.kv.layout.pages import RequestTerms, StateCacheMode
@@ -215,6 +216,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
         memory_fraction_ratio=fraction,
         weights=fit_inputs.weights_of(files, architecture, options),
         drafter=fit_inputs.drafter_weights(architecture, options),
+        adapters=fit_inputs.adapters_of(files, architecture, options),
         overheads=overheads,
         estimate=partial(fit_inputs.overheads_of, files, options=options) if profile is None else None,
         demand=fit_inputs.demand_of(architecture, options),
@@ -245,6 +247,7 @@ def planned(files: ModelFiles, options: FitOptions, gpu: str) -> Fitted:
             [
                 architecture_note(architecture) if profile is None else "",
                 "" if generic else dropped_note(architecture.model_type),
+                _slots_note(scenario),
                 vllm_settings.drafter_note(options, weighed=scenario.drafter is not None),
                 estimated_note(),
                 formats_note(architecture, deployment),
@@ -276,6 +279,15 @@ def _band_notes(plan: Plan) -> Iterator[str]:
     low, high = budget.pool_range_bytes
     if plan.keeps_cache and low != high:
         yield f"KV pool per GPU: {format_bytes(low)} to {format_bytes(high)} by the range of published logs"
+
+
+def _slots_note(scenario: Scenario) -> str:
+    """What the slots of adapters take; empty without them."""
+    if scenario.adapters is None:
+        return ""
+    ends = stage_ends(scenario.architecture.depth, scenario.deployment)
+    most = max(scenario.adapters.stage_bytes(scenario.deployment.tensor_parallel, ends))
+    return f"LoRA slots: {format_bytes(most)} per GPU, counted with the weights"
 
 
 def _override_note(plan: Plan, options: FitOptions) -> str:

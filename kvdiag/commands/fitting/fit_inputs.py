@@ -32,6 +32,7 @@ from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.layers import Architecture, AttentionLayer, CachelessLayer
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.kv.pools.flag_bounds import ENGINE_FLAGS
+from kvdiag.kv.weights.adapter_slots import MOST_SLOTS, RANKS, AdapterSlots, adapter_slots
 from kvdiag.kv.weights.checkpoint import read_headers
 from kvdiag.kv.weights.parameters import count_parameters
 from kvdiag.kv.weights.quantization import declared_quantization, parse_weight_format, usual_quantization
@@ -204,6 +205,22 @@ def drafter_weights(architecture: Architecture, options: FitOptions) -> WeightsS
     return CountedWeights(
         parameters=count_parameters(drafts.files.config, own),
         quantization=declared_quantization(drafts.files.config),
+    )
+
+
+def adapters_of(files: ModelFiles, architecture: Architecture, options: FitOptions) -> AdapterSlots | None:
+    """The slots of LoRA adapters; `None` without --enable-lora."""
+    if not options.enable_lora:
+        return None
+    check_range("max_loras", options.max_loras, 1, MOST_SLOTS)
+    if options.max_lora_rank not in RANKS:
+        raise click.UsageError(f"--max-lora-rank is {options.max_lora_rank}: pass one of {', '.join(map(str, RANKS))}")
+    return adapter_slots(
+        files.config,
+        architecture,
+        count=options.max_loras,
+        rank=options.max_lora_rank,
+        dtype=options.lora_dtype,
     )
 
 

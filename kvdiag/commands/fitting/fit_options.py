@@ -116,6 +116,12 @@ class FitOptions:
     enable_expert_parallel: bool = given_by(
         "Divide experts, not matrices.", "--enable-expert-parallel/--no-enable-expert-parallel", "-ep"
     )
+    enable_lora: bool = given_by("Count the slots of LoRA adapters.", "--enable-lora/--no-enable-lora")
+    max_loras: int = given_by("Adapters of a step with --enable-lora.", default=1)
+    max_lora_rank: int = given_by("Largest rank of an adapter with --enable-lora.", default=16)
+    lora_dtype: str = given_by(
+        "Number format of adapters [the model's].", type=click.Choice(["auto", "float16", "bfloat16"]), default="auto"
+    )
     num_gpu_blocks_override: int | None = given_by("Number of KV blocks, as vLLM's --num-gpu-blocks-override.")
     platform: str = given_by(
         "Platform that the engine runs on.", type=click.Choice([one.value for one in Platform]), default="cuda"

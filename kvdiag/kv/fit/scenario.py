@@ -18,6 +18,7 @@ from kvdiag.kv.layout.deployment import Deployment, deployed_layout, stage_ends
 from kvdiag.kv.layout.layers import Architecture
 from kvdiag.kv.layout.pages import ceil_div
 from kvdiag.kv.layout.residency import wasted_ratio
+from kvdiag.kv.weights.adapter_slots import AdapterSlots
 from kvdiag.kv.weights.checkpoint import CheckpointTensor, weights_from_config, weights_from_tensors
 from kvdiag.kv.weights.linear_layers import Parameters
 from kvdiag.kv.weights.quantization import Quantization, WeightFormat, usual_quantization
@@ -75,6 +76,8 @@ class Scenario:
     """The pool of each GPU where --kv-cache-memory-bytes sets it in place of the memory fraction."""
     drafter: WeightsSource | None = None
     """The weights of another model that drafts: all on the last stage."""
+    adapters: AdapterSlots | None = None
+    """The slots of LoRA adapters."""
     host_weights_bytes: int = 0
     """Weights of each GPU that --cpu-offload-gb keeps in host memory."""
     most_context_tokens: int | None = None
@@ -144,10 +147,11 @@ def rank_weights(scenario: Scenario, *, attention_ranks: int | None = None) -> t
     ranks = scenario.deployment.tensor_parallel
     split: dict[str, Any] = {"tensor_parallel": ranks, "attention_parallel": attention_ranks or ranks}
     ends = stage_ends(scenario.architecture.depth, scenario.deployment)
-    *first, last = _stage_weights(scenario.weights, ends, split)
+    stages = list(_stage_weights(scenario.weights, ends, split))
     if scenario.drafter is not None:
-        last += sum(_stage_weights(scenario.drafter, _ONE_STAGE, split))
-    return (*first, last)
+        stages[-1] += sum(_stage_weights(scenario.drafter, _ONE_STAGE, split))
+    slots = (0,) * len(ends) if scenario.adapters is None else scenario.adapters.stage_bytes(ranks, ends)
+    return tuple(weights + held for weights, held in zip(stages, slots, strict=True))
 
 
 def _stage_weights(weights: WeightsSource, ends: tuple[int, ...], split: Mapping[str, Any]) -> tuple[int, ...]:

@@ -119,8 +119,8 @@ def default_config(name: str, types_of: dict[str, list[str]]) -> dict[str, Any] 
     return None
 
 
-def specs(config: dict[str, Any], **options: Any) -> list[Any]:
-    """The specs of the cache layers that vLLM builds for a config, with options of the engine."""
+def built(config: dict[str, Any], **options: Any) -> tuple[Any, Any]:
+    """The engine's settings, and the model that it builds for a config, with options of the engine."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         arguments = EngineArgs(
@@ -137,7 +137,13 @@ def specs(config: dict[str, Any], **options: Any) -> list[Any]:
             init_distributed_environment(1, 0, f"file://{tempfile.mkdtemp()}/store", 0, "gloo")
             ensure_model_parallel_initialized(1, 1)
         with set_default_torch_dtype(settings.model_config.dtype), torch.device("meta"):
-            initialize_model(settings)
+            return settings, initialize_model(settings)
+
+
+def specs(config: dict[str, Any], **options: Any) -> list[Any]:
+    """The specs of the cache layers of that model."""
+    settings, _ = built(config, **options)
+    with set_current_vllm_config(settings):
         return [
             spec
             for layer in settings.compilation_config.static_forward_context.values()

@@ -70,8 +70,7 @@ def test_flags_outside_the_estimate_are_noted(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        ("--enable-lora", "--enable-lora"),
-        ("--max-loras=4", "--max-loras"),
+        ("--fully-sharded-loras", "--fully-sharded-loras"),
         ("--lora-target-modules q_proj k_proj", "--lora-target-modules"),
         ("--prefill-context-parallel-size 2", "--prefill-context-parallel-size"),
         ("-pcp 2", "-pcp"),
@@ -276,7 +275,7 @@ def test_whole_heads_are_not_modelled_beside_an_indexer(
     assert "VLLM_MLA_DISABLE" in refusal(capsys, "deepseek-v3.2", "--tp", "8", "--context", "2048")
 
 
-@pytest.mark.parametrize("flags", ["--port --enable-lora", "--watermark", "--port", "--attention-config"])
+@pytest.mark.parametrize("flags", ["--port --fully-sharded-loras", "--watermark", "--port", "--attention-config"])
 def test_a_flag_without_its_value_is_refused(capsys: pytest.CaptureFixture[str], flags: str) -> None:
     """The next flag is not taken for the value, and a flag at the end is not taken for a harmless one."""
     assert flags.split(maxsplit=1)[0] in refusal(capsys, *MODEL, *flags.split())
@@ -331,4 +330,20 @@ def test_an_eagle_drafter_without_a_checkpoint_is_not_weighed(
     """Whether it shares the model's embedding is not in its config; a note says so."""
     notes = answer(capsys, *MODEL, *drafting("eagle3", eagle(tmp_path, checkpoint=False)))[1]["notes"]
 
-    assert any("weights of the drafter are not counted" in note for note in notes)
+    assert any("weights of the drafter" in note for note in notes)
+
+
+def test_slots_of_adapters_are_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight adapters of rank 16 for Llama 3 8B, which a note names; without --enable-lora the sizes say nothing."""
+    flags = ("--max-loras", "8", "--max-lora-rank", "16")
+    plain, unused, used = (budget(capsys, *given)["weights_bytes"] for given in ((), flags, ("--enable-lora", *flags)))
+    layer = 7 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 14_336
+
+    assert plain == unused
+    assert 8 * 16 * 2 * (32 * layer + 2 * (128_256 + 4096)) == used - plain
+    assert any("LoRA slots" in note for note in answer(capsys, *MODEL, "--enable-lora")[1]["notes"])
+
+
+def test_a_rank_that_vllm_does_not_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its ranks are named."""
+    assert "--max-lora-rank is 12" in refusal(capsys, *MODEL, "--enable-lora", "--max-lora-rank", "12")
