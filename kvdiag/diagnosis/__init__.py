@@ -72,13 +72,12 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     lives = (*past, _lived(present, last_worst, findings))
     # A restart explains nothing away.
     worst = next((one for one in ("fault", "suspect") if one in {life.worst for life in lives}), present_worst)
-    times = [sample.at_seconds for sample in timeline.samples]
     return Diagnosis(
         worst=worst,
         facts=facts,
-        start_seconds=min(times, default=0.0),
-        end_seconds=max(times, default=0.0),
-        samples=len(times),
+        start_seconds=timeline.samples[0].at_seconds if timeline.samples else 0.0,
+        end_seconds=timeline.samples[-1].at_seconds if timeline.samples else 0.0,
+        samples=len(timeline.samples),
         steps=steps,
         findings=findings,
         ledger=ledger(_newest(timeline, limits), facts),
@@ -200,10 +199,11 @@ def _newest(timeline: Timeline, limits: Limits) -> Sample | None:
     if not timeline.samples:
         return None
     engines = next((sample.engines for sample in reversed(timeline.samples) if sample.engines), None)
-    readings = [sample for sample in reversed(timeline.samples) if sample.devices]
-    recent = (one for one in readings if readings[0].at_seconds - one.at_seconds <= limits.process_lists_seconds)
+    newest = next((sample for sample in reversed(timeline.samples) if sample.devices), None)
+    since = math.inf if newest is None else newest.at_seconds - limits.process_lists_seconds
+    recent = reversed(timeline.between(since, math.inf))
     listed = (one for one in recent if any(device.processes is not None for device in one.devices or ()))
-    newest = next(listed, readings[0] if readings else None)
+    newest = next(listed, newest)
     devices = None if newest is None else newest.devices
     # The allocators' sample nearest to the devices', if it is near enough.
     at_seconds = math.inf if newest is None else newest.at_seconds

@@ -22,9 +22,8 @@ class EngineColumns:
         self.samples = samples
         self.times_seconds = [sample.at_seconds for sample in samples]
         engines = [sample.engines or () for sample in samples]
-        self.only: list[Engine] | None = (
-            [each[0] for each in engines] if all(len(each) == 1 for each in engines) else None
-        )
+        only = [each[0] for each in engines if len(each) == 1]
+        self.only: list[Engine] | None = only if len(only) == len(engines) else None
         """The engine of each sample, where all have one."""
         self._totals: dict[tuple[EngineCount, ...], Totals] = {}
 

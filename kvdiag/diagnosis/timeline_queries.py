@@ -44,20 +44,20 @@ def held_blocks(sample: Sample, facts: Facts) -> int | None:
     return held
 
 
-def readings_of(timeline: Timeline, label: str) -> Sequence[tuple[float, Engine]]:
-    """The times and samples of one engine, by its label."""
+def readings_of(timeline: Timeline, label: str) -> tuple[Sequence[float], Sequence[Engine]]:
+    """The times and samples of one engine, by its label, side by side."""
     return timeline.once(
         ("readings_of", label),
         lambda: _readings_of(engine_columns(timeline), label),
     )
 
 
-def _readings_of(columns: EngineColumns, label: str) -> list[tuple[float, Engine]]:
-    if columns.only is not None:
-        pairs = zip(columns.times_seconds, columns.only, strict=True)
-        return [pair for pair in pairs if pair[1].engine == label]
+def _readings_of(columns: EngineColumns, label: str) -> tuple[Sequence[float], Sequence[Engine]]:
+    if columns.only is not None and all(engine.engine == label for engine in columns.only):
+        return columns.times_seconds, columns.only
     every = ((sample.at_seconds, engine) for sample in columns.samples for engine in sample.engines or ())
-    return [pair for pair in every if pair[1].engine == label]
+    found = [pair for pair in every if pair[1].engine == label]
+    return [seconds for seconds, _ in found], [engine for _, engine in found]
 
 
 def block_bytes(facts: Facts) -> int | None:
@@ -348,7 +348,7 @@ def lists_processes(timeline: Timeline) -> bool:
 def server_devices(devices: tuple[Device, ...] | None, own: frozenset[str]) -> tuple[Device, ...]:
     """Those of a sample's devices that are the server's; all of them where the server's are not known."""
     leaves = without_mig_parents(devices or ())
-    return tuple(device for device in leaves if device.uuid in own) if own else leaves
+    return tuple([device for device in leaves if device.uuid in own]) if own else leaves
 
 
 def torch_readings(timeline: Timeline, facts: Facts) -> tuple[tuple[Allocator, Allocator], ...]:

@@ -105,8 +105,8 @@ def without_mig_parents(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """The devices whose bytes may be added up: a GPU cut into MIG slices repeats what its slices hold."""
     if len(devices) == 1:
         return devices
-    parents = {device.mig_parent_uuid for device in devices}
-    if parents <= {None}:
+    parents = [device.mig_parent_uuid for device in devices]
+    if parents.count(None) == len(devices):
         return devices
     return tuple(device for device in devices if device.uuid not in parents)
 

@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import mul
 from statistics import fmean as mean
 from statistics import median
+from typing import NamedTuple
 
 from kvdiag.stats.series import FEWEST_FOR_CHANGE, deviation
 
@@ -75,27 +77,35 @@ def sensitivities(
     if not any(rises):
         return (0.0,) * len(columns)
     others = [[later - earlier for earlier, later in pairwise(column)] for column in columns]
-    least = max(least_correlation, 2.0 / math.sqrt(max(len(rises), 1)))
+    least = max(least_correlation, 2.0 / math.sqrt(len(rises)))
     found = [0.0] * len(others)
-    for place in sorted(range(len(others)), key=lambda one: -_correlation(*_moments(rises, others[one]))):
-        product, whole, weight = _moments(rises, others[place])
-        if _correlation(product, whole, weight) >= least:
-            found[place] = product / weight
+    own, centred = _centred(rises), [_centred(each) for each in others]
+    for place in sorted(range(len(others)), key=lambda one: -_correlation(own, centred[one])):
+        if _correlation(own, centred[place]) >= least:
+            found[place] = _product(own, centred[place]) / centred[place].squares
             rises = [rise - found[place] * each for rise, each in zip(rises, others[place], strict=True)]
+            own = _centred(rises)
     return tuple(found)
 
 
-def _correlation(product: float, whole: float, weight: float) -> float:
-    return product / math.sqrt(whole * weight) if whole > 0.0 and weight > 0.0 else 0.0
+class _Centred(NamedTuple):
+    """Values less their mean, and the sum of their squares."""
+
+    values: list[float]
+    squares: float
 
 
-def _moments(rises: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """The covariance of two series and their variances, each times their number."""
-    if not rises:
-        return 0.0, 0.0, 0.0
-    average, other = mean(rises), mean(others)
-    return (
-        sum((rise - average) * (each - other) for rise, each in zip(rises, others, strict=True)),
-        sum((rise - average) ** 2 for rise in rises),
-        sum((each - other) ** 2 for each in others),
-    )
+def _centred(values: Sequence[float]) -> _Centred:
+    average = mean(values)
+    centred = [value - average for value in values]
+    return _Centred(centred, sum([value**2 for value in centred]))
+
+
+def _product(one: _Centred, other: _Centred) -> float:
+    product: float = sum(map(mul, one.values, other.values))
+    return product
+
+
+def _correlation(one: _Centred, other: _Centred) -> float:
+    scale = math.sqrt(one.squares * other.squares)
+    return _product(one, other) / scale if one.squares > 0.0 and other.squares > 0.0 else 0.0

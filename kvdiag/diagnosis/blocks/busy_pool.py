@@ -184,7 +184,10 @@ def _readings(timeline: Timeline, facts: Facts, limits: Limits) -> list[_Reading
         held = held_blocks(sample, facts)
         running = sample.total("requests_running")
         if held is not None and running is not None:
-            finished = sample.total("requests_finished_total")
-            found.append(_Reading(held, running, sample.at_seconds, sample.tokens_total, finished))
+            # Lengths count where the gauges move by the ends of requests alone.
+            tokens, finished = (
+                (sample.tokens_total, sample.total("requests_finished_total")) if by_ends else (None, None)
+            )
+            found.append(_Reading(held, running, sample.at_seconds, tokens, finished))
             due = sample.at_seconds + limits.growth.reading_seconds
     return found

@@ -1,6 +1,7 @@
 """Blocks that stay in use for long after all requests ended, until a timeout releases them."""
 
 from dataclasses import dataclass
+from itertools import compress
 
 from kvdiag.diagnosis.engine_columns import engine_columns
 from kvdiag.diagnosis.limits import Limits
@@ -24,7 +25,7 @@ def late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFr
 
 def _late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateFree, ...]:
     columns = engine_columns(timeline)
-    if columns.only is not None and not any(map(_holds_idle, columns.usages, columns.idle)):
+    if columns.only is not None and not any(compress(columns.usages, columns.idle)):
         return ()
     total = sum(pool.usable_blocks for pool in facts.pools)
     holds: list[LateFree] = []
@@ -44,10 +45,6 @@ def _late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateF
                 holds.append(hold)
         run = []
     return tuple(holds)
-
-
-def _holds_idle(usage: float | None, idle: bool | None) -> bool:
-    return idle is True and bool(usage)
 
 
 def held_idle(sample: Sample, facts: Facts) -> int | None:

@@ -7,6 +7,7 @@ are never explained here.
 """
 
 from dataclasses import dataclass
+from itertools import compress
 
 from kvdiag.diagnosis.blocks.queue_room import waiting_for_room
 from kvdiag.diagnosis.engine_columns import EngineColumns, engine_columns
@@ -30,9 +31,7 @@ def one_fills_the_pool(timeline: Timeline, facts: Facts, limits: Limits) -> Long
     if timeline.marks or len(facts.pools) != 1 or columns.only is None:
         return None
     # Few servers have a queue at all.
-    queued = [
-        engine for engine, waiting in zip(columns.only, columns.total("requests_waiting"), strict=True) if waiting
-    ]
+    queued = list(compress(columns.only, columns.total("requests_waiting")))
     preempted = columns.total("preemptions_total")
     if len(queued) < limits.long_samples or any((count or 0) > (preempted[0] or 0) for count in preempted):
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -49,24 +48,24 @@ class Minutes:
             series.shared["bins"] = ends, median(gaps) if gaps else 0.0
         ends, spacing_seconds = series.shared["bins"]
 
-        def cells(values: Sequence[float]) -> list[Sequence[float]]:
-            return [values[lower:upper] for lower, upper in ends]
+        def binned_by(of: Callable[[Sequence[float]], float], values: Sequence[float]) -> list[float | None]:
+            return [of(values[lower:upper]) if lower < upper else None for lower, upper in ends]
 
         sizes = series.sizes_bytes[start:]
-        every = cells(sizes)
         least = min(sizes)
         # What stays the same follows no load.
         is_level, load = least == max(sizes), None
         if series.load is not None and not is_level:
             load = series.shared.get("load")
             if load is None:
-                means = [mean_of(cell) if cell else None for cell in cells(series.load[start:])]
+                means = binned_by(mean_of, series.load[start:])
                 filled = stats.interpolated(means, limits.load_filled_ratio)
                 load = None if filled is None else MinuteLoad(filled)
                 series.shared["load"] = load
+        lows = binned_by((lambda _: least) if is_level else min, sizes)
         return cls(
-            medians=[_middle(cell) if cell else None for cell in every],
-            lows=[(least if is_level else min(cell)) if cell else None for cell in every],
+            medians=lows if is_level else binned_by(_middle, sizes),
+            lows=lows,
             load=load,
             spacing_seconds=spacing_seconds,
             collected=series.collected,
@@ -163,8 +162,7 @@ class Minutes:
         lows = None
         if not removed:
             lows = stats.interpolated(binned(self.lows[start:end], size, min), limits.filled_ratio)
-        high_water = records(None if self.load is None else self.load.minutes[:end], start, size, limits)
-        evidence = self._gated(level, lows or level, past, high_water, size, limits)
+        evidence = self._gated(level, lows or level, past, start, size, limits)
         return replace(evidence, load_removed=removed)
 
     def _at_equal_load(
@@ -192,13 +190,13 @@ class Minutes:
         level: Sequence[float],
         lows: Sequence[float],
         past: Sequence[float],
-        high_water: AbstractSet[int],
+        start: int,
         size: int,
         limits: GrowthLimits,
     ) -> GrowthEvidence:
-        """Gates 2 to 9 on the bins of one window; `past` are the bins before it, `size` is the minutes of a bin.
+        """Gates 2 to 9 on the bins of one window that begins at minute `start`; `size` is the minutes of a bin.
 
-        `high_water` are those with the highest load so far.
+        `past` are the bins before it.
         """
         count = len(level)
         hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
@@ -253,9 +251,9 @@ class Minutes:
         )
         much = claim >= limits.certain_gain_bytes
         if in_steps:
-            evidence = replace(
-                evidence, p_steps=p_steps(jumps, past, frozenset() if much else high_water, size, limits)
-            )
+            load = None if self.load is None or much else self.load.minutes[: start + count * size]
+            high_water = records(load, start, size, limits)
+            evidence = replace(evidence, p_steps=p_steps(jumps, past, high_water, size, limits))
         counted = in_steps and not recurring and evidence.p_steps < limits.counted_steps_p and continues(jumps, limits)
         certain = much or evidence.p_steps < limits.certain_steps_p
         if counted and certain:

@@ -71,10 +71,10 @@ class EngineActivity:
     images and other media has ever been asked; `None` where the engines do not count that.
     """
 
-    times_seconds: tuple[float, ...]
-    load: tuple[float, ...]
-    work: tuple[float, ...]
-    asleep: tuple[bool, ...]
+    times_seconds: Sequence[float]
+    load: Sequence[float]
+    work: Sequence[float]
+    asleep: Sequence[bool]
     fresh: bool
     media: bool | None = None
 
@@ -93,7 +93,7 @@ class EngineActivity:
         places: Sequence[int] = range(first, first + len(times))
         recent = places
         # A source that is read together with the engines has their times.
-        if own[first : first + len(times)] != tuple(times):
+        if list(own[first : first + len(times)]) != list(times):
             places = [bisect_right(own, seconds) - 1 for seconds in times]
             recent = [
                 place if place >= 0 and seconds - own[place] <= most_seconds else -1
@@ -193,6 +193,9 @@ class _Gathering:
         self._lines: dict[Hashable, Points] = {}
         """Of processes, by what distinguishes them."""
 
+        self._boards: dict[Hashable, tuple[Points, ...]] = {}
+        """The server's bytes, the others' and all of each device."""
+
     def series(self) -> MemorySeries:
         """Everything that the samples show."""
         self._gather_devices()
@@ -262,17 +265,20 @@ class _Gathering:
         found = []
         for device in server_devices(devices, self._assigned):
             key = (device.uuid, device.index)
-            if key not in self._owners:
+            if (lines := self._boards.get(key)) is None:
                 self._owners[key] = MemoryOwner(device_uuid=cuda_uuid(device.uuid), who=f"GPU {device.index}")
+                lines = tuple(self._line(part, key) for part in (Part.SERVER, Part.OTHERS, Part.DEVICE))
+                self._boards[key] = lines
+            server, others, whole = lines
             size = server_bytes(device, self._facts.server_pids)
             used = None if device.memory is None else device.memory.used_bytes
             if size is not None:
-                found.append((self._line(Part.SERVER, key), size))
+                found.append((server, size))
                 if used is not None:
-                    found.append((self._line(Part.OTHERS, key), used - size if used > size else 0))
+                    found.append((others, used - size if used > size else 0))
             elif used is not None and not self._own:
                 # Of devices that are known to be shared the whole says nothing of the server.
-                found.append((self._line(Part.DEVICE, key), used))
+                found.append((whole, used))
         return found
 
     def _add_host(self, processes: tuple[HostProcess, ...], at_seconds: float) -> None:
@@ -304,7 +310,7 @@ class _Gathering:
 
     def _by_owner(self, part: Part) -> dict[MemoryOwner, Points]:
         """The series of a part; of processes under one name and number the newest counts."""
-        lines = sorted(self._points[part].items(), key=lambda one: one[1][0][-1])
+        lines = sorted((one for one in self._points[part].items() if one[1][0]), key=lambda one: one[1][0][-1])
         return {self._owners[key]: line for key, line in lines}
 
 
@@ -320,10 +326,10 @@ def engine_activity(timeline: Timeline) -> EngineActivity:
     read = columns.samples
     generated = columns.total("generation_tokens_total")
     return EngineActivity(
-        times_seconds=tuple(columns.times_seconds),
-        load=tuple(columns.loads),
-        work=tuple(accumulate(_worked(columns.tokens))),
-        asleep=tuple(
+        times_seconds=columns.times_seconds,
+        load=columns.loads,
+        work=list(accumulate(_worked(columns.tokens))),
+        asleep=(
             [sample.asleep for sample in read]
             if columns.only is None
             else [engine.asleep is True for engine in columns.only]

@@ -5,7 +5,7 @@ All devices of a board are read at the same times and stand next to the same loa
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from statistics import fmean
+from math import fsum
 
 
 class MinuteLoad:
@@ -30,7 +30,7 @@ class MinuteLoad:
         if key not in self._known:
             columns = self.columns(start, end)
             bins = [[mean for mean in binned(each, size, mean_of) if mean is not None] for each in columns]
-            self._known[key] = bins, [fmean(column) for column in columns]
+            self._known[key] = bins, [mean_of(column) for column in columns]
         return self._known[key]
 
 
@@ -49,6 +49,4 @@ def binned(minutes: Sequence[float | None], size: int, of: Callable[[Sequence[fl
 
 def mean_of(values: Sequence[float]) -> float:
     """The mean of the samples of a minute or a bin."""
-    if len(values) == 1:
-        return float(values[0])
-    return fmean(values) if len(values) > 2 else (values[0] + values[1]) / 2  # noqa: PLR2004
+    return fsum(values) / len(values)

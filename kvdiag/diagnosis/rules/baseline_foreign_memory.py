@@ -8,9 +8,9 @@ Where NVML lists no processes, what a device of the server holds beyond the serv
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvdiag.diagnosis.growth.attribution import others_growth
 from kvdiag.diagnosis.growth.components import MemoryComponent
@@ -32,8 +32,7 @@ from kvdiag.model import Device, Evidence, Facts, Finding, Process, Timeline, cu
 ID = "baseline.foreign_memory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listing:
+class _Listing(NamedTuple):
     """A device's process list at one time."""
 
     at_seconds: float
@@ -41,8 +40,8 @@ class _Listing:
 
     def others(self, facts: Facts) -> tuple[Process, ...]:
         """The processes that are not the server's."""
-        listed = self.device.processes or ()
-        return tuple(process for process in listed if process.pid not in (facts.server_pids or ()))
+        own = facts.server_pids or ()
+        return tuple([process for process in self.device.processes or () if process.pid not in own])
 
 
 def judge(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, ...]:
@@ -121,8 +120,8 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
         return []
     own = server_uuids(timeline, facts)
     pids = frozenset(facts.server_pids or ()) if own else frozenset[int]()
-    kept: dict[str, dict[float, _Listing]] = {}
-    newest: dict[str, list[_Listing]] = {}
+    kept = defaultdict[str, dict[float, _Listing]](dict)
+    newest = defaultdict[str, deque[_Listing]](lambda: deque(maxlen=2))
     dark: dict[str, _Listing] = {}
     last = timeline.samples[-1].at_seconds if timeline.samples else 0.0
     due = 0.0
@@ -136,14 +135,14 @@ def _histories(timeline: Timeline, facts: Facts, limits: Limits) -> list[tuple[_
             if device.processes is None:
                 dark[device.uuid] = one
             elif not pids or any(process.pid in pids for process in device.processes):
-                newest[device.uuid] = [*newest.get(device.uuid, [])[-1:], one]
+                newest[device.uuid].append(one)
                 if keep:
-                    kept.setdefault(device.uuid, {})[sample.at_seconds] = one
+                    kept[device.uuid][sample.at_seconds] = one
                     due = sample.at_seconds + limits.process_lists_apart_seconds
     if not newest:
         return []
     for uuid, pair in newest.items():
-        kept.setdefault(uuid, {}).update({one.at_seconds: one for one in pair})
+        kept[uuid].update({one.at_seconds: one for one in pair})
     never = [(one,) for uuid, one in dark.items() if uuid not in kept]
     return [*(tuple(readings[at] for at in sorted(readings)) for readings in kept.values()), *never]
 

@@ -158,7 +158,7 @@ def _most_used(timeline: Timeline, own: frozenset[str], facts: Facts, limits: Li
             if held is not None:
                 known = True
                 due = sample.at_seconds + limits.process_lists_apart_seconds
-                most = max(most or (device, held), (device, held), key=lambda one: one[1])
+                most = (device, held) if most is None or held > most[1] else most
     return most
 
 

@@ -17,7 +17,7 @@ the pool has no room for one more request of the mean size of those that run.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ from kvdiag.diagnosis.blocks.long_requests import one_fills_the_pool
 from kvdiag.diagnosis.blocks.queue_room import have_room, is_reset, waiting_for_room
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
-from kvdiag.diagnosis.engine_columns import engine_columns
+from kvdiag.diagnosis.engine_columns import EngineColumns, engine_columns
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.prescriptions import for_requests
 from kvdiag.diagnosis.request_failures import pool_full
@@ -288,23 +288,26 @@ class _Totals:
 def _totals(timeline: Timeline, facts: Facts, limits: Limits) -> _Totals:
     """The totals over all samples. Each engine counts by itself."""
     columns = engine_columns(timeline)
-    answers = [sample.engines for sample in columns.samples if sample.engines]
-    usages = [usage for usage in columns.usages if usage is not None]
-    together = zip(columns.total("requests_running"), columns.samples, strict=True)
+    usages, reported = columns.usages, columns.total("requests_running")
+    running = map(_running, columns.samples) if None in reported else filter(None, reported)
     totals = _Totals(
-        most_running=max((_running(sample) if count is None else count for count, sample in together), default=0),
-        highest_usage=max(usages, default=0.0),
-        used=bool(usages),
+        most_running=max(running, default=0),
+        highest_usage=max(filter(None, usages), default=0.0),
+        used=usages.count(None) < len(usages),
     )
     # Most servers of most days have no queue, and preempt nothing.
     if columns.only is None or any(one.requests_waiting or one.requests_waiting_for_capacity for one in columns.only):
-        _add_queues(totals, answers, facts, limits)
+        _add_queues(totals, _answers(columns), facts, limits)
     counts = set(columns.total("preemptions_total"))
     if columns.only is not None and len(counts) == 1 and None not in counts:
-        totals.counted = len(answers)
+        totals.counted = len(columns.only)
     else:
-        _add_preemptions(totals, answers, facts, limits)
+        _add_preemptions(totals, _answers(columns), facts, limits)
     return totals
+
+
+def _answers(columns: EngineColumns) -> Iterator[Sequence[Engine]]:
+    return (sample.engines for sample in columns.samples if sample.engines)
 
 
 def _running(sample: Sample) -> int:

@@ -140,7 +140,7 @@ def _stalls(timeline: Timeline, pool: KvPool) -> Iterator[list[tuple[float, Engi
     """Runs of samples in which one request has the whole pool and makes no progress since the first of them."""
     stall: list[tuple[float, Engine]] = []
     before: tuple[int | None, ...] = ()
-    for at_seconds, engine in readings_of(timeline, pool.engine):
+    for at_seconds, engine in zip(*readings_of(timeline, pool.engine), strict=True):
         # Few servers have a queue at all.
         fills = bool(engine.requests_waiting) and _fills_alone(engine, pool)
         if not fills and not stall:

@@ -14,7 +14,7 @@ ten times what the mean of that many prompts did at the very most. Long contexts
 neither.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -165,9 +165,6 @@ class MetricsWaste:
 
 _COUNTERS = tuple(map(attrgetter, ("prompt_tokens_total", "generation_tokens_total", "prefix_queries_total")))
 
-Steps = list[tuple[Engine, Engine]]
-"""Two samples of an engine, one after the other, for each change within a window."""
-
 
 def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWaste | None:
     """The window and engine in which requests held most beyond their need; `None` where no window shows it."""
@@ -175,7 +172,8 @@ def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWa
         return None
     found: list[MetricsWaste] = []
     for pool in facts.pools:
-        windows = [_of(window, pool, facts, limits) for window in _windows(timeline, pool, limits)]
+        times, engines = readings_of(timeline, pool.engine)
+        windows = [_of(window, engines, pool, facts, limits) for window in _windows(times, engines, limits)]
         wastes = [waste for waste in windows if waste is not None]
         runs = groupby(waste.ratio >= limits.metrics_waste_ratio for waste in wastes)
         in_a_row = max((len(list(run)) for wasteful, run in runs if wasteful), default=0)
@@ -183,19 +181,20 @@ def metrics_waste(timeline: Timeline, facts: Facts, limits: Limits) -> MetricsWa
     return max(found, key=lambda waste: waste.ratio, default=None)
 
 
-def _windows(timeline: Timeline, pool: KvPool, limits: Limits) -> Iterator[Steps]:
-    window: Steps = []
+def _windows(times: Sequence[float], engines: Sequence[Engine], limits: Limits) -> Iterator[list[int]]:
+    """The places of an engine's samples that are another than the one right before them, window by window."""
+    window: list[int] = []
     begin: float | None = None
     before: Engine | None = None
     last = 0.0
-    for seconds, engine in readings_of(timeline, pool.engine):
+    for place, (seconds, engine) in enumerate(zip(times, engines, strict=True)):
         if begin is None or seconds - begin > limits.metrics_window_seconds:
             yield window
             window, begin = [], seconds
         # Over a gap several requests may have come one after the other: their sum bounds no single prompt.
         # Of the same object nothing differs.
         if before is not None and before is not engine and seconds - last <= limits.growth.engine_age_seconds:
-            window.append((before, engine))
+            window.append(place)
         before, last = engine, seconds
     yield window
 
@@ -210,12 +209,15 @@ def _change(before: Engine, now: Engine, pool: KvPool) -> float | None:
     return (pool.used_blocks(now.kv_usage_ratio) - pool.used_blocks(before.kv_usage_ratio)) / (running - ran)
 
 
-def _of(window: Steps, pool: KvPool, facts: Facts, limits: Limits) -> MetricsWaste | None:
-    changes = [change for before, now in window if (change := _change(before, now, pool)) is not None]
+def _of(
+    window: Sequence[int], engines: Sequence[Engine], pool: KvPool, facts: Facts, limits: Limits
+) -> MetricsWaste | None:
+    every = (_change(engines[place - 1], engines[place], pool) for place in window)
+    changes = [change for change in every if change is not None]
     if len(changes) < limits.metrics_changes:
         return None
     prompt_tokens, generated_tokens, looked_up_tokens = (
-        [(of(now) or 0) - (of(before) or 0) for before, now in window] for of in _COUNTERS
+        [(of(engines[place]) or 0) - (of(engines[place - 1]) or 0) for place in window] for of in _COUNTERS
     )
     longest_tokens = max(0, *prompt_tokens)
     if not longest_tokens:

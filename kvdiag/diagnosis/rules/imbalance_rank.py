@@ -148,12 +148,10 @@ def _as_rank(device: Device, held_bytes: int, facts: Facts) -> _Rank:
 
 
 def _held_bytes(device: Device, facts: Facts) -> int | None:
-    held = server_bytes(device, facts.server_pids)
-    assigned = device.processes is None and device.uuid in (facts.device_uuids or ())
-    if held is None and assigned and device.memory is not None:
+    if device.processes is None and device.memory is not None and device.uuid in (facts.device_uuids or ()):
         # All of a device that is assigned to the server alone is its own, except the driver's share.
         return device.memory.used_bytes - (device.memory.driver_reserved_bytes or 0)
-    return held
+    return server_bytes(device, facts.server_pids)
 
 
 def _compared(ranks: list[_Rank], facts: Facts, limits: Limits) -> Finding:

@@ -82,7 +82,7 @@ def test_readings_are_those_of_one_engine() -> None:
     """By its label, with their times."""
     one, other = engine(label="0"), engine(label="1")
     seen = timeline(at(1.0, one, other), at(2.0, other), at(3.0, one))
-    assert [(1.0, one), (3.0, one)] == list(readings_of(seen, "0"))
+    assert ([1.0, 3.0], [one, one]) == readings_of(seen, "0")
 
 
 def test_size_of_a_block_is_the_first_that_is_known() -> None:

@@ -65,9 +65,9 @@ def test_activity_is_over_all_engines() -> None:
         timeline(at(1.0, first, engine(usage=0.5, label="1")), at(2.0, first, second), at(3.0), at(4.0, engine()))
     )
 
-    assert (1.0, 2.0, 4.0) == actual.times_seconds
-    assert (0.75, 3.25, 0.0) == actual.load
-    assert (False, True, False) == actual.asleep
+    assert [1.0, 2.0, 4.0] == actual.times_seconds
+    assert [0.75, 3.25, 0.0] == actual.load
+    assert [False, True, False] == actual.asleep
     assert not actual.fresh
 
 
