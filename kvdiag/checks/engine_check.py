@@ -71,8 +71,9 @@ def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
     if lacking := [what for what, has in able.items() if not has and not missing]:
         found += f"; {engine.title} does not report {' or '.join(lacking)}: verdicts that need it are unknown"
     if missing:
-        how = f"send the server a request (some series appear with the first one), or start it {engine.metrics_flag}"
-        fix = f"{how}; until then their verdicts are unknown"
+        appear = "send the server a request (some series appear with the first one), or start it"
+        how = "start the server" if engine.metrics_at_start else appear
+        fix = f"{how} {engine.metrics_flag}; until then their verdicts are unknown"
         return Check("engine.series", "warn", f"{found}; missing: {', '.join(missing)}", fix)
     return Check("engine.series", "pass", found)
 

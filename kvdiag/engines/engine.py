@@ -184,6 +184,9 @@ class EngineAdapter:
     needed_metrics: Mapping[str, Sequence[str]]
     """Figures that verdicts about the KV pool need, to the names of their metrics."""
 
+    metrics_at_start: bool = False
+    """Whether all of its metrics are there before the first request; else some appear with it."""
+
     front_metrics: tuple[str, ...] = ()
     """What a server in front of it, at another address, reports of this one; all else there is of other servers."""
 

@@ -19,8 +19,8 @@ from kvdiag.diagnosis.timeline_queries import (
 from kvdiag.formatting import format_count, plural
 from kvdiag.model import Facts, Span, StepResult, Timeline
 
-WAITING_SAMPLES = 8
-"""Nearly a second of samples: admission takes a step, or a batch of prompts."""
+WAITING_SAMPLES, WAITING_SECONDS = 8, 0.7
+"""As many samples, and as long: admission takes a step, or a batch of prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,4 +98,6 @@ def _waits(timeline: Timeline, span: Span) -> bool:
     """Whether requests waited through the first half of a span's load: for room, not for a step or a batch."""
     loaded = [sample for sample in under_load(timeline, span) if sample.open_requests]
     half = loaded[: len(loaded) // 2]
-    return len(half) >= WAITING_SAMPLES and all((sample.total("requests_waiting") or 0) > 0 for sample in half[1:])
+    if len(half) < WAITING_SAMPLES or half[-1].at_seconds - half[0].at_seconds < WAITING_SECONDS:
+        return False
+    return all((sample.total("requests_waiting") or 0) > 0 for sample in half[1:])

@@ -13,7 +13,8 @@ from kvdiag.model import Capabilities
 from kvdiag.sources.prometheus_names import Meaning
 from kvdiag.sources.prometheus_text import Page
 
-PROCESS_TITLE = re.compile(r"llama[-_]server", re.IGNORECASE)
+PROCESS_TITLE = re.compile(r"llama[-_]server|\bllama serve\b", re.IGNORECASE)
+"""`llama serve` is the same server in the program that has all of llama.cpp's tools (LLAMA_APP_CMD, b11549)."""
 
 
 def completion_body(
@@ -90,6 +91,7 @@ ENGINE = EngineAdapter(
     metrics=MappingProxyType(metric_meanings()),
     metric_prefix="llamacpp:",
     needed_metrics=MappingProxyType(slots.NEEDED_NAMES),
+    metrics_at_start=True,
     tested_versions=((6700, 0), (11549, 0)),
     parse_version=parse_version,
     parse_engines=slots.parse_engines,

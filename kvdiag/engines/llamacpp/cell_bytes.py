@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvdiag.engines.llamacpp.command_line import Cells, Options
 from kvdiag.errors import KvdiagError, KvModelError
-from kvdiag.kv.pools.cell_cache import PER_CELL, CellCache, CellSettings, size_cells
+from kvdiag.kv.pools.cell_cache import CellCache, CellSettings, size_cells
 from kvdiag.kv.pools.cell_model import CellModel
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.sources.gguf_file import read_gguf
@@ -65,5 +65,5 @@ def _sized(model: CellModel, options: Options, tokens: int, *, slots: int, unifi
 
 
 def is_mixed(cache: CellCache) -> bool:
-    """Whether there are windows or states in addition to the cells, so that a cell has no size of its own."""
-    return not {pool.name for pool in cache.pools} <= set(PER_CELL)
+    """Whether a cell has no size of its own: with states, or with windows that are shorter than the context."""
+    return any(pool.unit != "cell" or pool.units != cache.pools[0].units for pool in cache.pools)

@@ -60,14 +60,16 @@ ENVIRONMENT = tuple(
 )
 """The variables that are read; none of them holds a key."""
 
-PROGRAM = re.compile(r"llama[-_]server|\s(?:-m|--model|-hf|--hf-repo|drill)\s")
+PROGRAM = re.compile(r"llama[-_]server|\bllama serve\b|\s(?:-m|--model|-hf|--hf-repo|drill)\s")
 """Found in the command line of the server itself, or of `kvdiag drill`."""
 
 DEFAULT_CHECKPOINTS = 32
 """Context checkpoints of a slot by default (common/common.h: n_ctx_checkpoints; b8210 has 8, b9014 32)."""
 
 _PORT = re.compile(r"\s--port[ =](\d{1,5})\b")
-_MODEL = re.compile(r"\s(?:-m|--model)[ =](\S{1,512})")
+_MODEL = re.compile(r"\s(?:-m|--model|-hf|-hfr|--hf-repo)[ =](\S{1,512})")
+"""Its file; of a model in the cache of downloads, which a router starts by its repository, that."""
+
 _DIGEST = re.compile(r"sha256-([0-9a-f]{12})")
 MAX_RUNNERS = 64
 """Ollama loads three a GPU by default (OLLAMA_MAX_LOADED_MODELS), a router four (--models-max)."""

@@ -20,6 +20,9 @@ MAX_OUTPUT_TOKENS = DEFAULT_LIMITS.step_output_tokens
 RENEWALS = 1.5
 """Times that an engine which renews its figures at an interval does so during a load: once for certain."""
 
+SHORT_SECONDS = 0.4
+"""A load of less has fewer than four samples at the usual interval: 200 tokens of a small model take 20 ms."""
+
 MAX_HELD_TOKENS = 4096
 """The same for a load that was offered before and not sampled whole: ten seconds of a fast server."""
 
@@ -44,11 +47,15 @@ CONCURRENT_SLOWDOWN = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
-    """A step as it will run here, and what was changed from its definition."""
+    """A step as it will run here, and what was changed from its definition.
+
+    `often`: its loads may end too soon for samples at the usual interval.
+    """
 
     step: Step
     workload: Workload
     cycles: int
+    often: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -96,7 +103,8 @@ def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep
         why += "too few samples had all requests running"
     # Of several repetitions the last one says how the step was run.
     kept = [note for note in planned.notes if not note.startswith(_REPEATED)]
-    return replace(planned, workload=workload, notes=(*dict.fromkeys((*kept, *notes)), f"{_REPEATED}{why}"))
+    notes = (*dict.fromkeys((*kept, *notes)), f"{_REPEATED}{why}")
+    return replace(planned, workload=workload, often=True, notes=notes)
 
 
 def _mostly_output(workload: Workload, wanted_tokens: int) -> Workload:
@@ -124,19 +132,22 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
         cycles = min(cycles, max(least, int(CYCLES_SECONDS / cycle_seconds)))
     if cycles < step.cycles:
         notes += (f"{cycles} cycles instead of {step.cycles}: a cycle takes longer on this server",)
-    return PlannedStep(step=step, workload=workload, cycles=cycles, notes=notes)
+    often = speed is not None and workload.max_tokens < SHORT_SECONDS * speed.tokens_per_second
+    return PlannedStep(step=step, workload=workload, cycles=cycles, often=often, notes=notes)
 
 
 def _filling(workload: Workload, facts: Facts, speed: Speed | None) -> tuple[Workload, tuple[str, ...]]:
     """Requests that fill the whole pool, since only that shows that cells of ended requests are free again.
 
-    As many of the longest ones as it holds, shorter where their prompts would take too long at the measured speed.
+    As few equal ones as it takes, shorter where their prompts would take too long at the measured speed.
     """
     pool = min((pool.usable_blocks * pool.block_tokens for pool in facts.pools), default=None)
     if pool is None:
         return workload, ()
+    most = min((pool.max_requests for pool in facts.pools if pool.max_requests), default=pool)
     longest = min(facts.max_model_len_tokens or pool, pool)
-    requests = max(pool // longest, 1)
+    requests = min(-(-pool // longest), most)
+    longest = min(longest, pool // requests)
     output = min(workload.max_tokens, max(longest // 4, 1))
     prompt = longest - output
     affordable = prompt if speed is None else int(FILLING_SECONDS * speed.prompt_tokens_per_second / requests)

@@ -42,6 +42,12 @@ two scrapes."""
 STEP_SECONDS = 120.0
 """Longest that one load may take; then its requests are given up and the step is unknown."""
 
+OFTEN_SECONDS = 0.001
+"""Between two reads of the engine during a load that may end too soon."""
+
+MAX_OFTEN_SECONDS = 2.0
+"""How long that is done: a load that lasts longer has samples enough."""
+
 SPOILT_CYCLES = 3
 """Cycles of a soak in a row with other traffic or failed requests, after which it ends."""
 
@@ -294,7 +300,7 @@ class ActiveFeed(IdleWait):
         # Growth over cycles is judged by what there was before the first and after each.
         small_tokens = await self._settle(publications=planned.cycles > 1 and cycle == 0, current=cycle == 0)
         self._mark(step, cycle, "offer")
-        outcome = await self._load(planned.workload)
+        outcome = await self._load(planned.workload, often=planned.often)
         facts, sampled = self.sampler.facts, self.recorder.since(first)
         errors = tuple(dict.fromkeys(unfinished(error, sampled, facts) for error in outcome.errors))
         outcome = replace(outcome, errors=errors)
@@ -307,8 +313,19 @@ class ActiveFeed(IdleWait):
         is_limited = cycle > 0 and crowded(samples) and fits_together(planned.workload, facts)
         return outcome.failed > 0 or enough or is_limited
 
-    async def _load(self, workload: Workload) -> Outcome:
-        return await within(STEP_SECONDS, self.requests.offer(workload), workload.requests)
+    async def _load(self, workload: Workload, *, often: bool = False) -> Outcome:
+        """Offer a workload; with `often`, read the engine all the while, not only at the sampler's ticks."""
+        offering = asyncio.ensure_future(within(STEP_SECONDS, self.requests.offer(workload), workload.requests))
+        clock = self.sampler.clock
+        until_seconds = clock.steady_seconds() + MAX_OFTEN_SECONDS * often
+        try:
+            while clock.steady_seconds() < until_seconds:
+                if (await asyncio.wait({offering}, timeout=OFTEN_SECONDS))[0]:
+                    break
+                await self.sampler.read_engine(between_ticks=True)
+            return await offering
+        finally:
+            offering.cancel()
 
     def _tell(self, number: int, total: int, title: str, detail: str = "") -> None:
         self.progress(Progress(number=number, steps=total, title=title, detail=detail))

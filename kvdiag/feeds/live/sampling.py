@@ -284,8 +284,11 @@ class Sampler:
                 processes, gaps = await _in_time(self.processes, HOST_SECONDS, stuck, pids=self.facts.server_pids)
             self.record(Sample(at_seconds=self.clock.now_seconds(), host=processes, gaps=gaps))
 
-    async def read_engine(self) -> None:
-        """Sample the engines, with the load of our own requests right before and after."""
+    async def read_engine(self, *, between_ticks: bool = False) -> None:
+        """Sample the engines, with the load of our own requests right before and after.
+
+        Whether the server counts that load is decided by the samples of the ticks alone, whose number is a time.
+        """
         if self.engine is None:
             return
         # One read at a time: an earlier answer that is recorded later shows counters that fall, as after a restart.
@@ -296,7 +299,7 @@ class Sampler:
             engines, gaps = self.alternation.check(reading, self.clock.steady_seconds())
             now_seconds, after = self.clock.now_seconds(), self.load()
             sample = Sample(at_seconds=now_seconds, engines=engines, load=after, load_before=before, gaps=gaps)
-            self.record(self._loads.check(sample, self.facts.capabilities))
+            self.record(sample if between_ticks else self._loads.check(sample, self.facts.capabilities))
 
     async def read_devices(self, *, processes: bool) -> None:
         """Sample the devices; a driver that does not answer in time is a gap, not a wait."""

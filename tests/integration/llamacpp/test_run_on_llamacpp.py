@@ -60,6 +60,8 @@ def offered(server: LlamaServer, workload: Workload) -> Outcome:
     [
         pytest.param(("-c", "4096", "--metrics"), 4, 4096, 4096, id="shared by four slots"),
         pytest.param(("-c", "8192", "-np", "2"), 2, 8192, 4096, id="a pool for each of two slots"),
+        pytest.param(("-c", "1024", "-np", "4"), 4, 1024, 256, id="slots of 256 tokens"),
+        pytest.param(("-c", "40000"), 4, 40_192, 32_768, id="beyond the trained context", marks=pytest.mark.long),
         pytest.param(("-c", "4096", "-ctk", "q8_0"), 4, 4096, 4096, id="quantised", marks=pytest.mark.long),
     ],
 )
@@ -75,7 +77,7 @@ def test_all_steps_match_to_the_cell(llama: Start, args: tuple[str, ...], slots:
     assert {"leak.kv_blocks": "ok", "capacity.concurrency": "ok"} == statuses
     # The last requests' tokens stay in the slots: a cache, which is no fault.
     kept = [slot.get("n_prompt_tokens", 0) for slot in server.get("/slots")]
-    assert longest - 1 == max(kept)
+    assert pool // -(-pool // longest) - 1 == max(kept)
     (found,) = facts_at(server.url).pools
     assert (pool, slots, longest) == (
         found.usable_blocks,
@@ -218,4 +220,4 @@ def test_doctor_names_the_flag_that_turns_metrics_on(llama: Start) -> None:
     result = kvdiag("doctor", "--url", server.url, "--output", "json")
     (check,) = [one for one in result.document["checks"] if one["id"] == "engine.series"]
     assert "warn" == check["outcome"]
-    assert "--metrics" in check["fix"]
+    assert check["fix"].startswith("start the server with --metrics")

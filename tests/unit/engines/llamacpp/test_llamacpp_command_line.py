@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvdiag.engines.llamacpp.command_line import Cells, Options, parse_options, pool_cells
+from kvdiag.engines import is_server_title
+from kvdiag.engines.llamacpp.command_line import Cells, Options, parse_options, pool_cells, runners_of
 from kvdiag.sources.host import NO_ENVIRONMENT
 from tests.unit.engines.llamacpp.llama_answers import options
 
@@ -99,6 +100,16 @@ def test_the_server_is_found_among_its_processes() -> None:
     assert shown == Options(context_tokens=512, slots=2, model="x.gguf")
     assert parse_options(["/bin/kvdiag drill llamacpp-healthy"]) is not None
     assert parse_options(["bash", ""]) is None
+
+
+@pytest.mark.parametrize("model", ["--model /models/tiny.gguf", "--hf-repo ggml-org/tiny.gguf"])
+def test_a_routers_models_are_found(model: str) -> None:
+    """It starts a model of its cache of downloads by its repository, others by their file (server_model_meta)."""
+    command = f"/usr/bin/llama serve --alias tiny --host 127.0.0.1 {model} --port 45157"
+    (found,) = runners_of(["/usr/bin/llama serve --port 8080 --models-dir /models", command])
+    assert found.address == "tiny.gguf at http://127.0.0.1:45157"
+    assert is_server_title(command)
+    assert parse_options([command]) is not None
 
 
 @pytest.mark.parametrize("value", ["-1", "0", "x", "", "1e9", "9" * 40, "1.5"])

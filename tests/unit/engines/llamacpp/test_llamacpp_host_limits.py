@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvdiag.engines.llamacpp.slots import parse_caches, server_page
+from kvdiag.engines.llamacpp.slots import parse_caches, parse_pools, server_page
 from kvdiag.kv.pools.gguf_header import GgufHeader
 from kvdiag.kv.pools.gguf_layers import cells_of_gguf
 from kvdiag.model import MAX_BYTES
@@ -40,6 +40,16 @@ def limits(command: str = DEFAULT, *, model: str | None = "llama", **props: Any)
     cells = None if model is None else cells_of_gguf(header(model))
     page = server_page(known, answer("b11549-unified4-models"), options(command), cells)
     return {cache.flag: cache.limit_bytes for cache in parse_caches(page)}
+
+
+@pytest.mark.parametrize(("flags", "mixed"), [("", True), ("--swa-full", None)])
+def test_windows_as_long_as_the_context_leave_a_cell_its_size(flags: str, mixed: bool | None) -> None:
+    """With --swa-full every layer keeps every token; else the windows' cells are fewer than the context's."""
+    cells = cells_of_gguf(header("gemma3"))
+    command = f"{DEFAULT} {flags}"
+    page = server_page(answer("b11549-unified4-props"), answer("b11549-unified4-models"), options(command), cells)
+    (pool,) = parse_pools(page, None, [command])[0]
+    assert (mixed, 6 * ROW_BYTES if mixed is None else None) == (pool.mixed, pool.block_bytes)
 
 
 def test_the_default_of_the_prompt_cache_is_known() -> None:

@@ -166,6 +166,7 @@ def test_single_cycle_is_always_offered() -> None:
     [
         pytest.param(8192, 1e6, (4, 8192 - 128), id="four slots"),
         pytest.param(32_768, 1e6, (1, 32_768 - 128), id="one pool for all"),
+        pytest.param(20_000, 1e6, (2, 16_384 - 128), id="slots that may use two thirds of it each"),
         pytest.param(32_768, 1000.0, (1, 30_000), id="no longer than 30 s"),
         pytest.param(32_768, 300.0, (1, 16_384), id="no shorter than the step"),
         pytest.param(32_768, 100.0, (1, 6_000), id="unless that takes more than a minute"),
@@ -249,3 +250,12 @@ def test_prompts_are_no_longer_than_the_server_computes_in_time(speed: float, pr
     measured = Speed(first_token_seconds=1.0, tokens_per_second=100.0, prompt_tokens_per_second=speed)
     actual = planned("long_context", ROOMY, measured)
     assert (prompt, prompt < 16384) == (actual.workload.prompt_tokens, bool(actual.notes))
+
+
+@pytest.mark.parametrize(("longest", "often"), [(256, True), (131_072, False)], ids=["64 tokens", "held for 2 s"])
+def test_a_load_that_ends_before_a_few_samples_is_read_more_often(longest: int, often: bool) -> None:
+    """Slots of 256 tokens at 300 tokens a second; and every load that is repeated."""
+    facts = Facts(max_model_len_tokens=longest)
+    first = planned("concurrent", facts, Speed(first_token_seconds=0.01, tokens_per_second=300.0))
+    assert often == first.often
+    assert repeated(first, facts, waited=False).often
