@@ -139,14 +139,15 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
 def _filling(workload: Workload, facts: Facts, speed: Speed | None) -> tuple[Workload, tuple[str, ...]]:
     """Requests that fill the whole pool, since only that shows that cells of ended requests are free again.
 
-    As few equal ones as it takes, shorter where their prompts would take too long at the measured speed.
+    As many of the longest ones as it holds, or as few equal ones as it takes where no scheduler keeps a part of it
+    for itself; shorter where their prompts would take too long at the measured speed.
     """
     pool = min((pool.usable_blocks * pool.block_tokens for pool in facts.pools), default=None)
     if pool is None:
         return workload, ()
     most = min((pool.max_requests for pool in facts.pools if pool.max_requests), default=pool)
     longest = min(facts.max_model_len_tokens or pool, pool)
-    requests = min(-(-pool // longest), most)
+    requests = max(pool // longest, 1) if facts.capabilities.waits else min(-(-pool // longest), most)
     longest = min(longest, pool // requests)
     output = min(workload.max_tokens, max(longest // 4, 1))
     prompt = longest - output

@@ -177,7 +177,8 @@ def test_a_pool_that_hides_lost_cells_is_filled(
 ) -> None:
     """The fourth step sends the longest requests that the pool can hold at once, as far as time allows."""
     cells = pool(32_768, block_tokens=1)
-    facts = Facts(max_model_len_tokens=slot_tokens, pools=(cells,), capabilities=Capabilities(returns=False))
+    can = Capabilities(returns=False, waits=False)
+    facts = Facts(max_model_len_tokens=slot_tokens, pools=(cells,), capabilities=can)
     speed = Speed(first_token_seconds=0.01, tokens_per_second=85.0, prompt_tokens_per_second=prompt_speed)
     filling = planned("long_context", facts, speed)
     assert expected == (filling.workload.requests, filling.workload.prompt_tokens)
