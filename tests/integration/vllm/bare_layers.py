@@ -43,6 +43,13 @@ def settings(*, block: int, cache_dtype: str, context: int, drafts: int = 0, in_
     )
 
 
+def own_drafts(tokens: int) -> Any:
+    """The settings of a model's own draft layers. Dropping a block of theirs is about prefix caching, not sizes."""
+    return SimpleNamespace(
+        num_speculative_tokens=tokens, method="mtp", use_eagle=lambda: False, use_eagle_block_drop=lambda: False
+    )
+
+
 def pool_figures(config: Any, pool_bytes: int) -> dict[str, Any]:
     """Blocks and capacity of a pool of the layers that the settings have, as the worker asks them for their specs.
 

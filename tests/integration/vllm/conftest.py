@@ -23,6 +23,7 @@ from tests.integration.vllm.meddling import Meddling
 from tests.integration.vllm.meddling import environment as meddling_env
 from tests.integration.vllm.side_by_side import completion
 
+FIGURES_SECONDS = 300.0
 API_KEY = "the-key-of-the-guarded-server"
 
 
@@ -153,6 +154,17 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> VllmHome:
         require(False, f"vLLM's CPU build ({error})")
         raise
     return VllmHome(env=env, models=models, logs=tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def engine_figures(
+    request: pytest.FixtureRequest, vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """The engine's figures for every one of a module's `CASES`, by its `PROGRAM`, which imports `bare_layers`."""
+    given = tmp_path_factory.mktemp("cases") / "cases.json"
+    given.write_text(json.dumps([*request.module.CASES.values()]), encoding="utf-8")
+    answers = vllm.answers(request.module.PROGRAM, given, limit_seconds=FIGURES_SECONDS)
+    return dict(zip(request.module.CASES, answers, strict=True))
 
 
 @pytest.fixture(scope="session")

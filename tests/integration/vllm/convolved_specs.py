@@ -25,6 +25,7 @@ from bare_layers import (  # type: ignore[import-not-found]
     grouped_figures,
     layer_specs,
     made,
+    own_drafts,
     print_figures,
     settings,
 )
@@ -174,13 +175,7 @@ def figures(case: dict[str, Any]) -> dict[str, Any]:
     config.num_prefill_lookahead_tokens = case["drafts"] if case["draft_layers"] > 1 else 0
     config.kv_transfer_config = None
     if case["drafts"]:
-        # Dropping a block of the drafter is about prefix caching, not about sizes.
-        config.speculative_config = SimpleNamespace(
-            num_speculative_tokens=case["drafts"],
-            method="mtp",
-            use_eagle=lambda: False,
-            use_eagle_block_drop=lambda: False,
-        )
+        config.speculative_config = own_drafts(case["drafts"])
     for name, value in {
         "user_specified_block_size": case["block_size"] is not None,
         "kv_cache_dtype_skip_layers": None,

@@ -20,7 +20,7 @@ for name in ("vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch"):
 
 import registry_layers  # type: ignore[import-not-found]  # stands in for torchvision, which images alone need
 import torch
-from bare_layers import made, pool_figures, print_figures, settings  # type: ignore[import-not-found]
+from bare_layers import made, own_drafts, pool_figures, print_figures, settings  # type: ignore[import-not-found]
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import (
     MLAAttention,
@@ -137,13 +137,7 @@ def figures(case: dict[str, Any]) -> dict[str, Any]:
     config.parallel_config.tensor_parallel_size = case["ranks"]
     config.parallel_config.prefill_context_parallel_size = 1
     if case["drafts"]:
-        # Dropping a block of the drafter is about prefix caching, not about sizes.
-        config.speculative_config = SimpleNamespace(
-            num_speculative_tokens=case["drafts"],
-            method="mtp",
-            use_eagle=lambda: False,
-            use_eagle_block_drop=lambda: False,
-        )
+        config.speculative_config = own_drafts(case["drafts"])
     for name, value in {
         "user_specified_block_size": case["block_size"] is not None,
         "kv_cache_dtype_skip_layers": None,

@@ -7,8 +7,6 @@ import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.weights.adapter_slots import adapter_slots
-from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.spec_cases import engine_answers
 
 pytestmark = pytest.mark.real_vllm
 
@@ -41,12 +39,6 @@ CASES = {
     "qwen2": case(LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}),
     "qwen3": case(QWEN3),
 }
-
-
-@pytest.fixture(scope="module")
-def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The engine's figures for every case."""
-    return engine_answers(vllm, PROGRAM, CASES, tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)

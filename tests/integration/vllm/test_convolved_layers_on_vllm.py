@@ -9,8 +9,7 @@ import pytest
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.families.mistral_params import config_of_params
 from kvdiag.kv.layout.deployment import Deployment
-from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.spec_cases import engine_answers, own_figures
+from tests.integration.vllm.spec_cases import own_figures
 from tests.unit.kv.vectors import DATA
 
 pytestmark = pytest.mark.real_vllm
@@ -106,12 +105,6 @@ CASES = {
         "voxtral_realtime", VOXTRAL, block_size=64, in_flight=2_048, pool_bytes=(23 << 30) + 54_321
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The engine's figures for every case."""
-    return engine_answers(vllm, PROGRAM, CASES, tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)

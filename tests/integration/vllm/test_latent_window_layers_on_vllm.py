@@ -7,8 +7,7 @@ import pytest
 
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment
-from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.spec_cases import engine_answers, own_figures
+from tests.integration.vllm.spec_cases import own_figures
 
 pytestmark = pytest.mark.real_vllm
 
@@ -57,12 +56,6 @@ CASES = {
     "uneven": case(UNEVEN, in_flight=2_048),
     "uneven, large blocks": case(UNEVEN, block_size=256, pool_bytes=(17 << 30) + 12_345),
 }
-
-
-@pytest.fixture(scope="module")
-def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The engine's figures for every case."""
-    return engine_answers(vllm, PROGRAM, CASES, tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)

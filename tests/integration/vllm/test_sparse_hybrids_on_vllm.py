@@ -8,8 +8,7 @@ import pytest
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.pages import StateCacheMode
-from tests.integration.vllm.conftest import VllmHome
-from tests.integration.vllm.spec_cases import engine_answers, own_figures
+from tests.integration.vllm.spec_cases import own_figures
 
 pytestmark = pytest.mark.real_vllm
 
@@ -84,12 +83,6 @@ CASES = {
     "smaller, fp8": case(SMALLER, kv_dtype="fp8", ranks=2),
     "smaller on B200, fp8": case(SMALLER, kv_dtype="fp8", capability=100),
 }
-
-
-@pytest.fixture(scope="module")
-def engine_figures(vllm: VllmHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The engine's figures for every case."""
-    return engine_answers(vllm, PROGRAM, CASES, tmp_path_factory.mktemp("cases"))
 
 
 @pytest.mark.parametrize("name", CASES)
