@@ -10,6 +10,7 @@ def register() -> None:
     """Patch what releases a request's tokens, before the server forks its schedulers."""
     from sglang.srt.managers.schedule_batch import FINISH_ABORT  # noqa: PLC0415 - the server's own Python
     from sglang.srt.managers.scheduler_components import batch_result_processor  # noqa: PLC0415
+    from sglang.srt.mem_cache.common import evict_from_tree_cache  # noqa: PLC0415
 
     forgotten = int(os.environ[FORGOTTEN_TOKENS])
     release = batch_result_processor.release_kv_cache
@@ -17,7 +18,12 @@ def register() -> None:
     def forget(req: Any, tree_cache: Any, **more: Any) -> None:
         release(req, tree_cache, **more)
         if isinstance(req.finished_reason, FINISH_ABORT):
-            # As many are taken again, for no request.
-            tree_cache.token_to_kv_pool_allocator.alloc(forgotten)
+            # As many are taken again, for no request. Cached prefixes may have all, and what is evicted in the midst of
+            # a batch would be free only after it.
+            allocator = tree_cache.token_to_kv_pool_allocator
+            group, allocator.free_group = allocator.free_group, None
+            evict_from_tree_cache(tree_cache, forgotten)
+            allocator.alloc(forgotten)
+            allocator.free_group = group
 
     batch_result_processor.release_kv_cache = forget
