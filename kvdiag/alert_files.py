@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvdiag.diagnosis.knowledge import KNOWLEDGE
 
-BASE = re.compile(r"https?://(?:\{\{ \$labels\.instance \}\})?[^\s#{}]*")
+BASE = re.compile(r"https?://(?:\{\{ \$labels\.instance \}\}|[^\s#{}/])[^\s#{}]*")
 """What a link can begin with in a rule file: an address, or the scraped one with a scheme and path of its own."""
 
 

@@ -1,31 +1,37 @@
-{{/* The name that the names of all objects begin with. It contains "kvdiag": alerts find their targets by that word. */}}
+{{/*
+The name that the names of all objects begin with. It contains "kvdiag": alerts find their targets by that word. A Service's
+name has no dots and begins with a letter, a release's may differ.
+*/}}
 {{- define "kvdiag.fullname" -}}
+{{- $release := .Release.Name | replace "." "-" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains "kvdiag" .Release.Name -}}
-{{- .Release.Name -}}
+{{- else if not (regexMatch "^[a-z]" $release) -}}
+{{- printf "kvdiag-%s" ($release | trunc 46 | trimSuffix "-") -}}
+{{- else if contains "kvdiag" $release -}}
+{{- $release -}}
 {{- else -}}
-{{- printf "%s-kvdiag" (.Release.Name | trunc 46 | trimSuffix "-") -}}
+{{- printf "%s-kvdiag" ($release | trunc 46 | trimSuffix "-") -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "kvdiag.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/name: kvdiag
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 
 {{- define "kvdiag.nodeSelectorLabels" -}}
 app.kubernetes.io/name: kvdiag
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: node
 {{- end -}}
 
 {{- define "kvdiag.fleetSelectorLabels" -}}
 app.kubernetes.io/name: kvdiag
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: fleet
 {{- end -}}
 
