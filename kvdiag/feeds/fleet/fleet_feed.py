@@ -11,8 +11,9 @@ A replica is read over the whole window where it is new, has a series that was n
 that could not be read makes its replicas unknown and is read again, at most hourly after the first times. If the survey
 fails, or lists nothing, nothing is known of the present: verdicts stay, and none of them is ok.
 
-A replica has ended when an hour that was read has no sample of it. What could not be read may have some: then it has
-ended only if the Prometheus no longer lists its series in the last hour.
+A replica has ended when an hour that was read has no sample of it. What could not be read may have some, and one that
+never had a sample may yet get one: these have ended only if the Prometheus no longer lists their series in the last
+hour.
 """
 
 import gc
@@ -269,10 +270,14 @@ class FleetFeed:
             one.known = one.known.intersection(one.replica.series) | samples.known()
             one.newest_seconds = max(one.newest_seconds, samples.newest_seconds(one.replica))
         one.until_seconds = samples.until_seconds
+        one.wait_for_samples()
         one.figures |= figures_of(samples)
 
     async def _find_ended(self, source: PrometheusSource, window: Window) -> None:
-        """Ask whether those that could not be read for an hour are still listed; without an answer they are."""
+        """Ask whether those that could not be read for an hour, or never had a sample, are still listed.
+
+        Without an answer they are.
+        """
         recent = replace(window, start_seconds=window.end_seconds - ENDED_SECONDS)
         silent = [
             one

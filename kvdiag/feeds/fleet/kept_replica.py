@@ -27,7 +27,7 @@ class KeptReplica:
     wait_seconds: float = 0.0
     unread: str | None = None
     lost_seconds: float = 0.0
-    """The end of the newest interval that could not be read, 0 without any."""
+    """The end of the newest interval that could not be read, or of all where it never had a sample; 0 without any."""
     newest_seconds: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     """Its newest memory figures, and those when it was judged."""
@@ -46,6 +46,12 @@ class KeptReplica:
         self.hole_seconds = min((lost.start_seconds for lost in samples.lost), default=None)
         self.lost_seconds = max((lost.end_seconds for lost in samples.lost), default=0.0)
         self.unread = next((lost.reason for lost in samples.lost), None)
+        self.wait_for_samples()
+
+    def wait_for_samples(self) -> None:
+        """One that never had a sample has not ended: what was read of it shows as little as what could not be."""
+        if not self.newest_seconds:
+            self.lost_seconds = self.until_seconds
 
     @property
     def silent_seconds(self) -> float:

@@ -11,7 +11,8 @@ from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound
 from tests.fixtures.hostile import Answer, refused_port, reply_json
 from tests.integration.prometheus.histories import END_SECONDS
-from tests.integration.prometheus.test_bad_fleets import Series, counted, feed, holding
+from tests.integration.prometheus.test_bad_fleets import Series, counted, feed, holding, rising
+from tests.integration.prometheus.test_fleet_rounds import diagnosed
 from tests.unit.outputs.test_fleet import SOURCE
 
 HOUR = 3600.0
@@ -53,6 +54,31 @@ def test_what_cannot_be_read_for_hours_stays_unknown_while_it_is_listed(tmp_path
         with feed(server, tmp_path) as kept:
             assert {"vllm-00": OK, "vllm-01": UNREAD} == shown(kept.state)
             assert {"vllm-00": OK, "vllm-01": UNREAD} == after(kept, 0.1)
+            ended[0] = END_SECONDS - 2.0 * HOUR
+            assert {"vllm-00": OK} == after(kept, 0.0)
+
+
+def test_what_never_had_a_sample_is_unknown_while_it_is_listed(tmp_path: Path) -> None:
+    """With the document of `kvdiag diagnose`, in each round and after a restart; it has ended once its series have."""
+    ended = [END_SECONDS]
+
+    def value(one: Series, age: int) -> str:
+        return "NaN" if "vllm-01" in one.values() else rising(one, age)
+
+    def ends(one: Series) -> float:
+        return ended[0] if "vllm-01" in one.values() else END_SECONDS
+
+    both = {"vllm-00": OK, "vllm-01": ("unknown", None)}
+    with holding(counted(2), value, ends=ends) as server:
+        with feed(server, tmp_path) as kept:
+            assert both == after(kept, 2.0)
+            assert both == after(kept, 0.5)
+            assert {one.key: one.present for one in kept.state.verdicts} == diagnosed(
+                server.url, END_SECONDS - 0.5 * HOUR
+            )
+        with feed(server, tmp_path) as kept:
+            assert both == shown(kept.state)
+            assert both == after(kept, 0.1)
             ended[0] = END_SECONDS - 2.0 * HOUR
             assert {"vllm-00": OK} == after(kept, 0.0)
 
