@@ -17,6 +17,9 @@ LINK = "it is a symbolic link; give the file itself"
 GZIP_MAGIC = b"\x1f\x8b"
 """How a compressed log or trace begins."""
 
+UNFINISHED = ".tmp"
+"""How the name of a file ends that `replace` has not written whole; it begins with a dot."""
+
 FILE_MODE = 0o666
 """Less what the umask takes away, as of any file."""
 
@@ -119,7 +122,7 @@ def replace(path: Path, content: bytes, *, mode: int | None = None, link: bool =
     """
     parent = folder(path.parent, link=link)
     # A random name, which cannot be guessed; no longer than a file name may be.
-    unfinished = f".{path.name[:40]}.{os.urandom(6).hex()}.tmp"
+    unfinished = f".{path.name[:40]}.{os.urandom(6).hex()}{UNFINISHED}"
     try:
         with contextlib.suppress(FileNotFoundError):
             there = os.stat(path.name, dir_fd=parent, follow_symlinks=False).st_mode

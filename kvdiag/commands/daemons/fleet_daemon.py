@@ -8,8 +8,10 @@ say so, and no replica is ok then.
 
 import asyncio
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -37,6 +39,9 @@ _log = structlog.get_logger()
 MIN_PAUSE_SECONDS = 5.0
 """Between two rounds that take longer than their interval."""
 
+STOP_SECONDS = 10.0
+"""For the round in progress to end with the daemon."""
+
 
 class FleetDaemon(WebDaemon):
     """One feed of a fleet and its HTTP server."""
@@ -59,7 +64,8 @@ class FleetDaemon(WebDaemon):
             join_seconds=JOIN_SECONDS,
         )
         # Without --record-dir the state is as large, and goes with the daemon.
-        self._own = None if options.record_dir is not None else tempfile.TemporaryDirectory(prefix="kvdiag-fleet-")
+        self._own = None if options.record_dir is not None else _own_folder()
+        self._in_round = threading.Lock()
         self._folder = StateFolder(
             options.record_dir or Path(self._own.name if self._own else ""),
             {"url": self._source.url, "match": match, "window": known.window},
@@ -98,6 +104,10 @@ class FleetDaemon(WebDaemon):
             await asyncio.sleep(max(self._every_seconds - (time.monotonic() - began), pause_seconds))
 
     def _round(self) -> None:
+        with self._in_round, suppress(asyncio.CancelledError):
+            self._run_round()
+
+    def _run_round(self) -> None:
         began, now_seconds = time.monotonic(), round(time.time(), 3)
         try:
             state = asyncio.run(self._feed.round(now_seconds, is_now=True))
@@ -118,6 +128,9 @@ class FleetDaemon(WebDaemon):
         _log.info("round", reason=state.problem, seconds=round(took_seconds, 1), **counts)
 
     async def _release(self) -> None:
+        # What it writes to must stay until it has ended.
+        await asyncio.to_thread(self._feed.stop)
+        await asyncio.to_thread(self._in_round.acquire, timeout=STOP_SECONDS)
         self._folder.close()
         if self._own is not None:
             self._own.cleanup()
@@ -130,6 +143,18 @@ class FleetDaemon(WebDaemon):
             _log.error("configuration", reason=f"{error}; the previous configuration stays in effect")
             return
         _log.info("configuration", state="reloaded; other options than --web-config need a restart")
+
+
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for the state that ends with the daemon.
+
+    Raises:
+        KvdiagError: nothing can be written anywhere, as in a container with a read-only root.
+    """
+    try:
+        return tempfile.TemporaryDirectory(prefix="kvdiag-fleet-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise KvdiagError(f"cannot make a temporary folder ({error.strerror}): give a --record-dir") from error
 
 
 def status_of(state: FleetRound, source: Source, window_seconds: float, limits: Limits) -> FleetStatus:

@@ -2,9 +2,10 @@
 
 What a killed worker left is judged by new workers, once, as in `kvdiag diagnose`. What kills them again is unknown
 until workers have judged it in a later round, and never judged in this process, which would be killed next. What fails
-otherwise, as on a machine with a full disk, is judged here.
+otherwise, as on a machine with a full disk, is judged here. Once `stop` was called nothing is judged any more.
 """
 
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Generator, Iterator
 from concurrent.futures import BrokenExecutor, Future
@@ -28,9 +29,16 @@ class FirstVerdicts:
         self._judging: list[tuple[Replica, Future[ReplicaVerdict]]] = []
         self._restarted = False
         self._submitted: Counter[str] = Counter()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End all work, from any thread: `begin` and `wait` raise CancelledError."""
+        self._stopped = True
+        self._pool.kill()
 
     def begin(self, replica: Replica) -> None:
         """Judge a replica by its file, or queue it."""
+        self._check()
         try:
             try:
                 future = self._submit(replica)
@@ -59,6 +67,7 @@ class FirstVerdicts:
         left = []
         begun, self._judging = self._judging, []
         for replica, future in begun:
+            self._check()
             try:
                 verdict = future.result()
             except BrokenExecutor:
@@ -68,6 +77,10 @@ class FirstVerdicts:
                 verdict = judge_replica(self._folder, replica, self._window, self._limits)
             yield verdict
         return left
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise CancelledError
 
     def _submit(self, replica: Replica) -> Future[ReplicaVerdict]:
         about = replica, self._window, self._limits

@@ -16,6 +16,8 @@ never had a sample may yet get one: these have ended only if the Prometheus no l
 hour.
 """
 
+import asyncio
+import contextlib
 import gc
 import math
 from collections import defaultdict
@@ -105,6 +107,8 @@ class FleetFeed:
         self._limits, self._cpu_seconds = limits, cpu_seconds
         self._began_seconds = monotonic()
         self._workers, self._ray = workers, ray
+        self._first: FirstVerdicts | None = None
+        self._task: asyncio.Task[object] | None = None
         self._kept: dict[str, KeptReplica] = {}
         for key, about, samples in folder.kept():
             if (verdict := restored_verdict(key, about)) is not None:
@@ -125,8 +129,10 @@ class FleetFeed:
 
         Raises:
             KvdiagError: a certificate cannot be used.
+            CancelledError: `stop` was called.
         """
         began, self._began_seconds = thread_time(), monotonic()
+        self._task = asyncio.current_task()
         window = Window(start_seconds=now_seconds - self._window_seconds, end_seconds=now_seconds)
         # As for one diagnosis: samples have no cycles, and there are many of them.
         gc.disable()
@@ -145,13 +151,23 @@ class FleetFeed:
                 # One task would be done in this process.
                 least = 2 if any(one.verdict is not None for one in new) else 0
                 with self._pool(max(len(new) // FOR_WORKERS, least)) as pool:
-                    first = FirstVerdicts(pool, self._folder, window, self._limits)
+                    self._first = first = FirstVerdicts(pool, self._folder, window, self._limits)
                     samples = await self._read(source, window, first)
                     await self._find_ended(source, window)
                     judged = self._judge(first, began, window)
         finally:
+            self._first = self._task = None
             gc.enable()
         return self._publish(began, window, gaps=found.gaps, judged=judged, samples=samples)
+
+    def stop(self) -> None:
+        """End the round in progress, from any thread; what it has read is kept."""
+        if (task := self._task) is not None:
+            # It may have just ended.
+            with contextlib.suppress(RuntimeError):
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        if (first := self._first) is not None:
+            first.stop()
 
     def fail(self, now_seconds: float, problem: str) -> None:
         """Publish that a round failed, so that no verdict before it is taken for one of the present."""

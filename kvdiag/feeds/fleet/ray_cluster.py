@@ -144,6 +144,10 @@ class RayCluster:
         self._end()
         self._connect()
 
+    def kill(self) -> None:
+        """Kill the driver; Ray ends its tasks."""
+        self._driver.kill()
+
     def _end(self) -> None:
         # Closing the pipe would not do while it is read; a driver that does not read it is killed.
         with contextlib.suppress(OSError):

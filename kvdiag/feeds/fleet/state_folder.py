@@ -1,8 +1,8 @@
 """The folder that keeps a fleet's state: one file for each replica, and one that says what they are of.
 
 A file is replaced in one step when its replica is judged, and extended in between; a block that a crash cut off is
-dropped, and its samples are read again. Files of another Prometheus or selector are removed at the start. One daemon
-writes to a folder at a time.
+dropped, and its samples are read again. Files of another Prometheus or selector, and those that a crash left half
+written, are removed at the start. One daemon writes to a folder at a time.
 """
 
 import contextlib
@@ -123,6 +123,8 @@ class StateFolder(ReplicaFiles):
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _locked(path / _LOCK)
+            for file in path.glob(f".*{files.UNFINISHED}"):
+                file.unlink()
             if self._about() != (known := {"format": FORMAT, **about}):
                 for file in self._files():
                     file.unlink()

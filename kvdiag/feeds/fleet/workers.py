@@ -44,6 +44,9 @@ class Executor(Protocol):
     def restart(self) -> None:
         """Replace workers that were killed."""
 
+    def kill(self) -> None:
+        """Kill the workers, from any thread: what they had fails with BrokenExecutor."""
+
     def __enter__(self) -> Self:
         """Use it."""
 
@@ -72,6 +75,9 @@ class InProcess:
     def restart(self) -> None:
         """Nothing is killed here."""
 
+    def kill(self) -> None:
+        """Nor can it be."""
+
     def __enter__(self) -> Self:
         """Use it."""
         return self
@@ -98,17 +104,26 @@ class Processes:
 
     def submit(self, work: Callable[..., R], /, *arguments: object) -> Future[R]:
         """Queue the work; BrokenExecutor if a worker was killed."""
-        return self._pool.submit(work, *arguments)
+        # A worker that this starts has Ctrl-C blocked until it ignores it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._pool.submit(work, *arguments)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def restart(self) -> None:
         """Replace all workers."""
         self._end()
         self._pool = self._new()
 
-    def _end(self) -> None:
+    def kill(self) -> None:
+        """Terminate the workers; `restart` and the end wait for them."""
         # The pool would wait for work in progress; its processes are known by no public name.
         for process in list((self._pool._processes or {}).values()):  # noqa: SLF001
             process.terminate()
+
+    def _end(self) -> None:
+        self.kill()
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:

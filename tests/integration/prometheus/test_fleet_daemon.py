@@ -136,6 +136,23 @@ def test_a_killed_daemon_goes_on_where_it_was(fleet: str, tmp_path: Path) -> Non
         assert eventually(lambda: (serving.document() or {})["source"]["end"] > before["source"]["end"])
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_end_within_the_first_round_leaves_nothing(
+    fleet: str, tmp_path: Path, workers: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the folder of its state nor workers, and it reports no mistake: every restart of a pod can do this."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    options = ("--prometheus", fleet, "--listen", "127.0.0.1:0", "--workers", workers)
+    with started("serve", *options) as process:
+        assert eventually(lambda: len(list(tmp_path.glob("*/*.replica"))) > 2)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60.0)
+    assert (process.returncode, list(tmp_path.iterdir())) == (0, [])
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert [line["event"] for line in lines] == ["listening", "ended"]
+
+
 def test_a_round_that_cannot_begin_leaves_nothing_ok(fleet: str, tmp_path: Path) -> None:
     """A file with a token that is removed: the page says so, the round counts as failed, and no replica is ok."""
     token = tmp_path / "token"

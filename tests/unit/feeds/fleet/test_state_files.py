@@ -52,6 +52,16 @@ def test_a_block_of_other_content_is_refused(content: bytes) -> None:
         restored(head + packed)
 
 
+def test_what_a_crash_left_half_written_is_removed(tmp_path: Path) -> None:
+    """By the next start, and nothing else."""
+    state = tmp_path / "state"
+    StateFolder(state, {}).close()
+    (state / ".0123.replica.4567.tmp").write_bytes(b"half")
+    (state / "notes.tmp").write_bytes(b"")
+    StateFolder(state, {}).close()
+    assert sorted(path.name for path in state.iterdir()) == [".lock", "fleet.json", "notes.tmp"]
+
+
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     """The folder and every file in it."""
     folder = StateFolder(tmp_path / "state", {})
