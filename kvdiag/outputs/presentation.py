@@ -244,6 +244,9 @@ def _sentence(diagnosis: Diagnosis) -> str:
     if step is not None:
         return f"step {step.id}: {step.summary}"
     if diagnosis.present_worst == "unknown":
+        refused = [gap.reason for gap in diagnosis.gaps if (gap.source, gap.kind) == ("prometheus", "refused")]
+        if refused:
+            return refused[0]
         undecided = [one for one in diagnosis.findings if one.is_unexplained]
         reasons = unknown_by_reason(undecided or unknown_of(diagnosis.findings))
         missing = next(iter(reasons), "nothing was judged")  # in the order of the rules, causes first

@@ -4,11 +4,11 @@ A sample reported twice counts once; an impossible one (a usage of 3, negative b
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import gt
 
 from kvdiag.feeds.history.columns import Column, combined, in_turn
+from kvdiag.feeds.history.counter_courses import falls_of
 from kvdiag.feeds.history.replica_addresses import Addresses, Candidate
 from kvdiag.feeds.history.series_join import Replica
 from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, target_of, uuid_of
@@ -20,10 +20,6 @@ from kvdiag.sources.prometheus_text import engine_label
 Key = tuple[str, ...]
 Fields = dict[str, Column]
 
-MIN_FALLS, FALLS_RATIO = 10, 0.25
-"""How often a counter falls, of how many samples, that is not of a server that restarts: one that crashes at once is up
-for some scrapes."""
-
 
 @dataclass(slots=True)
 class Columns:
@@ -34,6 +30,19 @@ class Columns:
     """Series of which the labels, or the newest value, are of interest."""
 
     gaps: list[Gap] = field(default_factory=list)
+
+    @property
+    def started_seconds(self) -> float:
+        """When the newest of the server's processes began, to separate one run from the next; 0 if not reported."""
+        starts = (
+            one.values[-1] for labels, one in self.reported if labels.get("__name__") == "process_start_time_seconds"
+        )
+        return max(starts, default=0.0)
+
+    @property
+    def are_refused(self) -> bool:
+        """Whether they are of several servers, so that nothing can be judged by them."""
+        return any(gap.kind == "refused" for gap in self.gaps)
 
     def of(self, part: Part) -> Mapping[Key, Fields]:
         """The columns of one part."""
@@ -85,7 +94,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
     if several := addresses.of_several_servers(columns.reported):
         names = ", ".join(several[:3])
         reason = f"several servers have this name at once ({names}): give their targets different labels"
-        columns.gaps.append(Gap(SOURCE, "failed", reason))
+        columns.gaps.append(Gap(SOURCE, "refused", reason))
     elif addresses.names:
         names = ", ".join(addresses.names[:3])
         reason = f"this server is scraped at several addresses ({names}): the address with most samples is used"
@@ -96,24 +105,25 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
             f"this replica's series exist twice ({names}): is it scraped by two jobs? The job with more samples is used"
         )
         columns.gaps.append(Gap(SOURCE, "absent", reason))
-    columns.gaps += _falling(columns)
+    # One says it: of several servers all counters fall, of a restart too.
+    columns.gaps += sorted(_falling(columns), key=lambda gap: gap.kind != "refused")[:1]
     return columns
 
 
-def _falling(columns: Columns) -> list[Gap]:
-    """Counters that fall again and again, which no restarts explain: several servers answer at one address."""
-    gaps = []
-    for fields in columns.of("engine").values():
-        for name, column in fields.items():
-            values = column.values.tolist() if name.endswith("_total") else []
-            falls = 0 if values == sorted(values) else sum(map(gt, values, values[1:]))
-            if falls >= MIN_FALLS and falls > FALLS_RATIO * len(column.values):
-                reason = (
-                    f"{name} falls {falls:,} times in {len(column.values):,} samples: do several servers answer at one "
-                    "address, or does something change what Prometheus stores?"
-                )
-                gaps.append(Gap(SOURCE, "failed", reason))
-    return gaps[:1]
+def _falling(columns: Columns) -> Iterator[Gap]:
+    """Counters that fall again and again, which no restarts explain."""
+    every = [(name, column) for fields in columns.of("engine").values() for name, column in fields.items()]
+    for name, column in every:
+        falls = falls_of(column, columns.started_seconds) if name.endswith("_total") else None
+        if falls is None:
+            continue
+        reason = f"{name} falls {falls.count:,} times in {falls.samples:,} samples"
+        if falls.servers:
+            servers = f"several servers answer at one address in turn (its samples are {falls.servers} rising counters)"
+            yield Gap(SOURCE, "refused", f"{servers}: {reason}; scrape each server at its own address")
+        else:
+            causes = "do several servers answer at one address, or does something change what Prometheus stores"
+            yield Gap(SOURCE, "failed", f"{reason}: does the server restart again and again, {causes}?")
 
 
 def _merged(candidates: Iterable[Candidate]) -> list[tuple[str, Column]]:

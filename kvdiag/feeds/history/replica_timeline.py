@@ -43,25 +43,31 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
     container = container_of(replica)
     version = replica_facts.version_of(labels, container)
     engine = engine_with_metrics(one["__name__"] for one in labels)
+    model = only(one["model_name"] for one in labels if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
+    identity = Facts(
+        url=_where(replica),
+        engine_name=replica_facts.engine_of(labels, container) if engine is None else engine.name,
+        engine_version=version,
+        model=model,
+    )
+    if columns.are_refused:
+        # No figure of them is one server's: none is shown, judged or compared with other replicas'.
+        return Timeline(samples=()), replace(identity, gaps=(*replica.gaps, *columns.gaps, *_missing(history)))
     present = _present(replica, history)
     pools = replica_facts.pools_of(columns, present, version, engine)
     _count_usage(columns, pools)
     names = names_of(columns)
     samples, gaps = _samples(columns, labels, names, container)
-    model = only(one["model_name"] for one in labels if one["__name__"] in ENGINE_METRICS and one.get("model_name"))
     uuids = {device.uuid for sample in samples for device in sample.devices or ()}
-    facts = Facts(
-        url=_where(replica),
-        engine_name=replica_facts.engine_of(labels, container) if engine is None else engine.name,
-        engine_version=version,
-        model=model,
+    facts = replace(
+        identity,
         max_model_len_tokens=replica_facts.longest_request_tokens(pools.pools),
         pools=pools.pools,
         server_pids=names.server_pids,
         weights_bytes=replica_facts.weights_bytes(columns),
         host_limit_bytes=replica_facts.host_limit_bytes(columns, container),
         host_caches=pools.caches or None,
-        started_seconds=float(_born(columns)) or None,
+        started_seconds=float(round(columns.started_seconds)) or None,
         device_uuids=tuple(sorted(uuids)) if gpus_assigned(replica) else None,
         capabilities=pools.capabilities,
         gaps=(
@@ -105,7 +111,7 @@ def _samples(
     parts = sorted(shown, key=lambda part: (len(part[0][0]), part[0]))
     engines = readings(*rows_of(dict(parts)), _engines)
     devices, device_gaps = devices_of(columns, cards, names)
-    torch, torch_gaps = allocators_of(columns, cards, names, _born(columns))
+    torch, torch_gaps = allocators_of(columns, cards, names, round(columns.started_seconds))
     host = _host(columns, names, container)
     failed = {
         moment
@@ -219,16 +225,6 @@ def _container(columns: Columns, container: str | None) -> Mapping[str, Fields]:
     if len(inside) == 1:
         return {inside[0]: seen[inside[0]]}
     return {"": seen[""]} if "" in seen else {}
-
-
-def _born(columns: Columns) -> int:
-    """When the newest of the server's processes began, to separate one run from the next."""
-    starts = [
-        points.values[-1]
-        for labels, points in columns.reported
-        if labels.get("__name__") == "process_start_time_seconds"
-    ]
-    return round(max(starts, default=0.0))
 
 
 def _missing(history: History) -> list[Gap]:

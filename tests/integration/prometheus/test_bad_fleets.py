@@ -14,10 +14,13 @@ from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE
+from kvdiag.outputs.fleet_results import Judged
+from kvdiag.outputs.presentation import sentence
 from tests.fixtures.hostile import Answer, Hostile, Peer, eventually, reply, reply_json, silent
 from tests.integration.prometheus.histories import END_SECONDS
 from tests.integration.prometheus.test_bad_server import pods
 from tests.integration.prometheus.test_fleet_daemon import daemon
+from tests.integration.prometheus.test_fleet_rounds import diagnosed
 
 Series = dict[str, str]
 SAMPLES = 180
@@ -107,18 +110,51 @@ def test_counters_that_run_backwards_make_their_replica_unknown(tmp_path: Path) 
     assert f"generation_tokens_total falls {SAMPLES - 1} times in {SAMPLES} samples" in found["vllm-00"][1]
 
 
-def test_two_servers_of_one_name_are_unknown(tmp_path: Path) -> None:
-    """Both addresses are named; the server next to them is judged."""
-    twins = [one for one in counted(1, "10.9.9.9:8000") if "pod" in one]
+def leaking(one: Series, age: int) -> str:
+    """The first address of the first server has a leak."""
+    grows = one["__name__"] == "process_resident_memory_bytes" and one["instance"] == "10.0.0.0:8000"
+    return str(2**33 + grows * 2**27 * (SAMPLES - age)) if "memory" in one["__name__"] else rising(one, age)
 
-    def of_each(one: Series, age: int) -> str:
-        return "7" if one["__name__"] == COUNTER and one["instance"] == "10.9.9.9:8000" else rising(one, age)
 
-    with holding(counted(2) + twins, of_each) as server, feed(server, tmp_path) as kept:
-        found = judged(asyncio.run(kept.round(END_SECONDS)))
-    assert ("ok", "") == found["vllm-01"]
-    assert "unknown" == found["vllm-00"][0]
-    assert "(10.0.0.0, 10.9.9.9)" in found["vllm-00"][1]
+def twins_of_a_leak(one: Series, age: int) -> str:
+    """Another server of the same name has worked less."""
+    return "7" if one["__name__"] == COUNTER and one["instance"] == "10.9.9.9:8000" else leaking(one, age)
+
+
+def answering_in_turn(one: Series, age: int) -> str:
+    """Another server answers at its address in every fourth to sixth minute."""
+    other = one["__name__"] == COUNTER and one["pod"] == "vllm-00" and age % 6 < 3
+    return str(52 + 3 * (SAMPLES - age)) if other else leaking(one, age)
+
+
+TWINS = [one for one in counted(1, "10.9.9.9:8000") if "pod" in one]
+
+
+@pytest.mark.parametrize(
+    ("more", "value", "reason"),
+    [
+        pytest.param(TWINS, twins_of_a_leak, "at once (10.0.0.0, 10.9.9.9)", id="name"),
+        pytest.param([], answering_in_turn, "at one address in turn", id="address"),
+    ],
+)
+def test_several_servers_in_one_are_unknown_whatever_their_figures_show(
+    tmp_path: Path, more: list[Series], value: Callable[[Series, int], str], reason: str
+) -> None:
+    """The same document as that of `kvdiag diagnose`, without a finding; the leak is one where it is one server's."""
+    memory = [{**one, "__name__": "process_resident_memory_bytes"} for one in counted(2) if one["__name__"] == COUNTER]
+    with holding(counted(2) + memory, leaking) as server, feed(server, tmp_path / "one") as kept:
+        assert "suspect" == judged(asyncio.run(kept.round(END_SECONDS)))["vllm-00"][0]
+    with holding(counted(2) + memory + more, value) as server, feed(server, tmp_path / "several") as kept:
+        state = asyncio.run(kept.round(END_SECONDS))
+        assert {one.key: one.present for one in state.verdicts} == diagnosed(server.url, END_SECONDS)
+    found = {one.key.rpartition("/")[2]: one for one in state.verdicts}
+    assert ("unknown", "ok") == (found["vllm-00"].present.worst, found["vllm-01"].present.worst)
+    assert {"unknown"} == {finding.status for finding in found["vllm-00"].present.findings}
+    assert reason in Judged(key="", subject=(), diagnosis=found["vllm-00"].present).summary
+    assert reason in sentence(found["vllm-00"].present)
+    summary = found["vllm-00"].summary
+    assert summary is not None
+    assert ((), "vllm") == (summary.growths, summary.version.engine)
 
 
 def test_a_pool_of_another_size_leaves_the_start_of_the_process(tmp_path: Path) -> None:
