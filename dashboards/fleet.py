@@ -229,8 +229,8 @@ def _history() -> Row:
                 "Growth per hour of the version's median replica at equal load, by memory component.\n\n"
                 "Metric: `kvdiag_fleet_growth_bytes_per_hour`",
                 Target(
-                    expr=f"max by (model_name, version, component) ({own('fleet_growth_bytes_per_hour')})",
-                    legend="{{model_name}} {{version}} {{component}}",
+                    expr=f"max by (engine, model_name, version, component) ({own('fleet_growth_bytes_per_hour')})",
+                    legend="{{engine}} {{model_name}} {{version}} {{component}}",
                 ),
                 unit="bytes",
                 least=None,
@@ -240,8 +240,8 @@ def _history() -> Row:
                 "Replicas of each version, with those that ended within the window.\n\n"
                 "Metric: `kvdiag_fleet_version_replicas`",
                 Target(
-                    expr=f"max by (model_name, version) ({own('fleet_version_replicas')})",
-                    legend="{{model_name}} {{version}}",
+                    expr=f"max by (engine, model_name, version) ({own('fleet_version_replicas')})",
+                    legend="{{engine}} {{model_name}} {{version}}",
                 ),
                 unit="short",
             ),

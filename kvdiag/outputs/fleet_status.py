@@ -32,8 +32,8 @@ class FleetReplica:
         return self.judged.diagnosis.worst
 
     @property
-    def labels(self) -> tuple[str, str, str, str, str]:
-        """What its series are labelled with: cluster, namespace, pod (or what it is called), model, version."""
+    def labels(self) -> tuple[str, str, str, str, str, str]:
+        """What its series are labelled with: cluster, namespace, pod (or its name), engine, model, version."""
         subject = dict(self.judged.subject)
         cluster = ", ".join(filter(None, (subject.get("cluster"), realm_of(self.judged.key, self.judged.subject))))
         pod = subject.get("pod")
@@ -41,6 +41,7 @@ class FleetReplica:
             cluster,
             subject.get("namespace", "") if pod else "",
             pod or self.judged.name,
+            self.version.engine or "",
             self.version.model or "",
             self.version.version or "",
         )

@@ -52,7 +52,7 @@ def test_a_version_and_its_replicas_are_a_notification_each(alert: str, severity
         for one in yaml.safe_load(config.read_text())["route"]["routes"]
         if {f'severity = "{severity}"', 'alertname =~ "KvdiagFleet(Replica|Version)"'} == set(one["matchers"])
     ]
-    assert [["alertname", "model_name", "version", "id"]] == [one["group_by"] for one in routes]
+    assert [["alertname", "engine", "model_name", "version", "id"]] == [one["group_by"] for one in routes]
     labels = [f"alertname={alert}", f"severity={severity}", "pod=vllm-0"]
     done = amtool("config", "routes", "test", f"--config.file={config}", f"--verify.receivers={receiver}", *labels)
     assert 0 == done.returncode, done.stdout + done.stderr

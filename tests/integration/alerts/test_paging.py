@@ -74,9 +74,10 @@ def test_a_server_that_is_down_is_one_page(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("programs_are_here")
 def test_a_version_and_a_servers_own_page_inhibit_those_of_replicas(tmp_path: Path) -> None:
-    """Those of the same verdict on the same version or pod; none of another fleet's kvdiag or cluster."""
-    leak = {"id": "leak.device_torch", "model_name": "llama", "version": "0.12.0", "severity": "critical"}
-    fleet = {**leak, "alertname": "KvdiagFleetVersion", "engine": "vllm", "namespace": "monitoring", "pod": "fleet-0"}
+    """Those of the same verdict on the same version or pod; none of another engine, cluster or fleet's kvdiag."""
+    version = {"engine": "vllm", "model_name": "llama", "version": "0.12.0"}
+    leak = {**version, "id": "leak.device_torch", "severity": "critical"}
+    fleet = {**leak, "alertname": "KvdiagFleetVersion", "namespace": "monitoring", "pod": "fleet-0"}
     replica = {**leak, "alertname": "KvdiagFleetReplica", "namespace": "llm", "pod": "vllm-0"}
     alone = {**replica, "version": "0.11.0", "pod": "vllm-1"}
     own = {"alertname": "KvdiagLeakDeviceTorch", "severity": "critical", "namespace": "llm", "id": "leak.device_torch"}
@@ -94,6 +95,7 @@ def test_a_version_and_a_servers_own_page_inhibit_those_of_replicas(tmp_path: Pa
         {**own, "pod": "vllm-2"},
         {**alone, "pod": "vllm-2", "id": "leak.host"},
         {**replica, "instance": "fleet-1:9743"},
+        {**replica, "engine": "sglang"},
         {**alone, "pod": "vllm-2", "cluster": "west"},
         {**alone, "pod": "vllm-2", "cluster": "west", "severity": "warning", "id": "leak.host"},
     ]

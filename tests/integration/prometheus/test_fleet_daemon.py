@@ -108,10 +108,10 @@ def test_the_six_faulty_replicas_are_on_top(fleet: str, capsys: pytest.CaptureFi
 
         # The metrics name the replica, its version and its verdicts.
         found = serving.series("kvdiag_replica_finding")
-        assert 1.0 == found["", "leak.kv_blocks", "tiny", "kv-leak", "vllm-0", "fault", ""]
+        assert 1.0 == found["", "vllm", "leak.kv_blocks", "tiny", "kv-leak", "vllm-0", "fault", ""]
         states = serving.series("kvdiag_replica_status")
         assert 4 * ALL == len(states)
-        assert 1.0 == states["", "tiny", "crowd", "vllm-0", "ok", ""]
+        assert 1.0 == states["", "vllm", "tiny", "crowd", "vllm-0", "ok", ""]
         assert {(): 0.0} == serving.series("kvdiag_fleet_unread_replicas")
         assert 200 == serving.client.get("/-/ready")[0]
 
@@ -190,5 +190,5 @@ def test_the_readmes_command_shows_the_six_of_two_hundred(tmp_path: Path) -> Non
     faulty = {name.replace("/", "-"): verdict for name, verdict in FAULTY.items()}
     assert REPLICAS == len(names)
     assert set(faulty) == set(names[: len(faulty)])
-    assert set(faulty.items()) <= {(pod, verdict) for _, verdict, _, _, pod, _, _ in found}
+    assert set(faulty.items()) <= {(pod, verdict) for _, _, verdict, _, _, pod, _, _ in found}
     assert seconds < START_SECONDS
