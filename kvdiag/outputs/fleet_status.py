@@ -129,7 +129,7 @@ class FleetStatus:
     def sentence(self) -> str:
         """The state in one sentence."""
         if self.problem is not None and self.round_seconds is not None:
-            last = f"; verdicts are of the last complete round: {self.result.sentence}" if self.result else ""
+            last = f"; verdicts are of earlier rounds: {self.result.sentence}" if self.result else ""
             return f"the round of {format_time(self.round_seconds)} failed: {self.problem}{last}"
         if self.result is None and self.round_seconds is not None:
             return "no replica has a sample of the last hour"

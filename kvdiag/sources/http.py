@@ -225,11 +225,19 @@ async def gathered(chunks: AsyncIterator[bytes], limit_bytes: int, where: str) -
     return content
 
 
+CERTIFICATE_REASONS = {
+    "mismatch": "is for another host: give the address that it names",
+    "has expired": "has expired: renew it",
+}
+"""What OpenSSL says of a certificate, and what to do."""
+
+
 def explain(error: httpx2.HTTPError) -> str:
     """The cause of a connection error and what to check, in one line."""
     text = str(error) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return "TLS: the server's certificate is not trusted: pass its authority with --ca-file"
+        known = (advice for reason, advice in CERTIFICATE_REASONS.items() if reason in text)
+        return f"TLS: the server's certificate {next(known, 'is not trusted: pass its authority with --ca-file')}"
     if "SSL" in text or "TLS" in text:
         return f"TLS failed ({text[:80]}): is this an https server?"
     if isinstance(error, httpx2.ConnectError):

@@ -112,7 +112,7 @@ def _round(status: FleetStatus) -> str:
     if status.round_seconds is None:
         return f"{plural(status.listed, 'replica')} listed, {len(status.replicas)} with a verdict so far."
     unread = f", {plural(len(status.unread), 'replica')} not read completely" if status.unread else ""
-    work = f"{plural(status.samples, 'new sample')}, {plural(status.judged, 'replica')} judged again"
+    work = f"{plural(status.samples, 'new sample')}, {plural(status.judged, 'replica')} judged"
     # The page is kept until the next round: an age would not be true for long.
     return f"Last round {format_time(status.round_seconds)}: {work}, {format_duration(status.took_seconds)}{unread}."
 

@@ -66,6 +66,9 @@ def test_tls_that_fails(certificate: Certificate, tmp_path: Path, golden: Callab
     told = {}
     with Hostile(SERVER, tls=certificate.server_context) as server:
         told["untrusted"] = refusal("run", "--url", server.url).replace(server.url, "URL")
+        url = server.url.replace("127.0.0.1", "localhost")
+        authority = str(certificate.certificate)
+        told["another host"] = refusal("run", "--url", url, "--ca-file", authority).replace(url, "URL")
     with Hostile(SERVER) as server:
         url = server.url.replace("http", "https")
         told["not https"] = refusal("run", "--url", url).replace(url, "URL")
