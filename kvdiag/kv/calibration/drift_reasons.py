@@ -24,7 +24,7 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
 )
 from kvdiag.kv.layout.deployment import USUAL_BATCHED_TOKENS, Deployment
 from kvdiag.kv.layout.kernel_blocks import Platform
-from kvdiag.kv.layout.layers import Architecture, LayerKind
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
 from kvdiag.kv.layout.pages import StateCacheMode
 
 _USUAL_DRAFTS = (1, 2, 3)
@@ -77,6 +77,23 @@ def settled_batches(architecture: Architecture, deployment: Deployment, report: 
     return None
 
 
+def eagle_drafts(architecture: Architecture, deployment: Deployment) -> Iterator[Deployment]:
+    """The deployment with a drafter of one layer that keeps every token, as EAGLE's are, with the heads of each kind of
+    the model's own layers.
+    """
+    heads = {
+        (layer.kv_heads, layer.head_size, layer.head_size_v)
+        for layer in architecture.layers
+        if isinstance(layer, AttentionLayer)
+    }
+    for kv_heads, size, size_v in sorted(heads):
+        drafter = AttentionLayer(
+            index=architecture.depth, kind=LayerKind.FULL, kv_heads=kv_heads, head_size=size, head_size_v=size_v
+        )
+        drafts = max(deployment.speculative_tokens, 1)
+        yield replace(deployment, speculative_tokens=drafts, draft_layers=(drafter,), draft_modules=False)
+
+
 def _reason(reason: str, *, setting: str | None = None, **figures: object) -> Reason:
     """A reason of `drift_reasons.json` with its figures filled in."""
     return Reason(reason, _TEXTS[reason].format(setting=setting, **figures), setting)
@@ -101,10 +118,11 @@ def _changes(
     architecture: Architecture, deployment: Deployment, report: EngineReport
 ) -> Iterator[tuple[str, Deployment]]:
     settings = report.settings
+    batches: tuple[int, ...] = ()
     if _depends_on_batches(architecture):
-        if settings.max_num_batched_tokens is None:
-            for tokens in USUAL_BATCHED_TOKENS:
-                yield f"--max-num-batched-tokens {tokens}", replace(deployment, max_num_batched_tokens=tokens)
+        batches = USUAL_BATCHED_TOKENS if settings.max_num_batched_tokens is None else ()
+        for tokens in batches:
+            yield f"--max-num-batched-tokens {tokens}", replace(deployment, max_num_batched_tokens=tokens)
         managed = deployment.hybrid_manager is not False
         text = "--no-hybrid-kv-cache-manager" if managed else "--hybrid-kv-cache-manager"
         yield text, replace(deployment, hybrid_manager=not managed)
@@ -112,6 +130,11 @@ def _changes(
         for tokens in _USUAL_DRAFTS:
             drafted = replace(deployment, speculative_tokens=tokens, draft_layers=architecture.draft_layers)
             yield f"a draft model in the same pool (--num-speculative-tokens {tokens})", drafted
+    if not architecture.draft_layers and not deployment.draft_layers and settings.speculative_tokens != 0:
+        for tokens in batches or (deployment.max_num_batched_tokens,):
+            batched = f" (--max-num-batched-tokens {tokens})" if batches else ""
+            for drafted in eagle_drafts(architecture, replace(deployment, max_num_batched_tokens=tokens)):
+                yield f"a draft model of one layer in the same pool{batched}", drafted
     if architecture.is_hybrid and settings.state_cache_mode is None:
         for mode in (StateCacheMode.NONE, StateCacheMode.ALIGN):
             yield f"--mamba-cache-mode {mode}", replace(deployment, state_cache_mode=mode)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvdiag.errors import KvModelError
+from kvdiag.kv.calibration.drift_reasons import eagle_drafts
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.capacity import CacheLayout, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
@@ -92,6 +93,9 @@ def row_checks(row: dict[str, Any]) -> list[Check]:
     if not candidates:
         return []
     best = max(candidates, key=_rank)
+    if row["num_spec"] is None and len(best) > 1 and not any(check.inside for check in best):
+        # Several figures that all miss, of a log that does not say whether there is a drafter.
+        best = next(_drafted(row, architecture), best)
     if not _named_by_source(row):
         return best
     settled = {
@@ -101,6 +105,16 @@ def row_checks(row: dict[str, Any]) -> list[Check]:
         == 1
     }
     return [replace(check, strict=check.figure in settled) for check in best]
+
+
+def _drafted(row: dict[str, Any], architecture: Architecture) -> Iterator[list[Check]]:
+    """The checks with a drafter of one layer with which every figure is inside."""
+    for deployment, line in _settings(row, architecture):
+        for drafted in eagle_drafts(architecture, deployment):
+            layout = deployed_layout(architecture, drafted)
+            found = list(_log_checks(row, architecture, drafted, layout, line))
+            if all(check.inside for check in found):
+                yield [replace(check, settings=f"{check.settings}, a drafter of one layer") for check in found]
 
 
 def _rank(found: list[Check]) -> tuple[int, float]:

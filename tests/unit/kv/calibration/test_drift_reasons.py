@@ -19,7 +19,7 @@ from kvdiag.kv.calibration.predicted_vs_reported import (
 from kvdiag.kv.families.architecture import parse_architecture
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.kernel_blocks import Platform
-from kvdiag.kv.layout.layers import Architecture
+from kvdiag.kv.layout.layers import Architecture, AttentionLayer, LayerKind
 from kvdiag.kv.layout.pages import StateCacheMode
 from tests.unit.kv.dataset import config_of
 
@@ -148,6 +148,23 @@ def test_a_setting_that_is_reported_or_planned_is_no_reason(
 
     assert found
     assert not {one for one in found if (one.setting or "").startswith(setting)}
+
+
+def test_a_drafter_of_one_layer_is_the_reason() -> None:
+    """An EAGLE head whose layer is like the windowed ones: each group of the pool then has one layer."""
+    drafter = replace(next(layer for layer in GEMMA.layers if isinstance(layer, AttentionLayer)), kind=LayerKind.FULL)
+    served = Deployment(
+        max_num_batched_tokens=8192,
+        speculative_tokens=3,
+        draft_layers=(replace(drafter, index=GEMMA.depth, window_tokens=None),),
+        draft_modules=False,
+    )
+
+    found = reasons(GEMMA, Deployment(), report_of(GEMMA, served))
+
+    assert {"a draft model of one layer in the same pool (--max-num-batched-tokens 8192)"} == {
+        one.setting for one in found
+    }
 
 
 def test_a_setting_that_gives_some_of_the_figures_is_no_reason() -> None:
