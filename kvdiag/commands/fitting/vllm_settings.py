@@ -121,8 +121,8 @@ def drafts_of(architecture: Architecture | None, options: FitOptions) -> Drafts:
 def _own_layers(architecture: Architecture | None, tokens: int) -> tuple[Layer, ...]:
     if architecture is None or not tokens:
         return ()
-    # A module of Inkling is two layers, and there are no more modules than drafts (models/inkling/nvidia/mtp.py).
-    return architecture.draft_layers[: 2 * tokens if architecture.has_conv_windows else None]
+    each = architecture.layers_per_draft
+    return architecture.draft_layers[: None if each is None else each * tokens]
 
 
 def _speculative(options: FitOptions) -> Mapping[str, Any] | None:

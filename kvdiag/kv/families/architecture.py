@@ -75,6 +75,7 @@ def parse_architecture(
         attention_heads=model.attention_heads,
         layers=model.layers,
         draft_layers=model.draft_layers,
+        layers_per_draft=model.layers_per_draft,
         dtype=_dtype(top, text),
         declared_kv_dtype=_declared_kv_dtype(top, text),
         state_dtype=model.state_dtype,

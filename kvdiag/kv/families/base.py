@@ -31,11 +31,14 @@ _STATE_NAMES = frozenset({"linear_attention", "mamba", "conv"})
 
 @dataclass(frozen=True, slots=True)
 class ModelLayers:
-    """The layers of a model as its family reads them from a config, with the draft layers of its MTP modules."""
+    """The layers of a model as its family reads them from a config, with the draft layers of its MTP modules, and how
+    many of those each draft token has (None: all are loaded for any number).
+    """
 
     attention_heads: int
     layers: tuple[Layer, ...]
     draft_layers: tuple[Layer, ...] = ()
+    layers_per_draft: int | None = None
     state_dtype: str | None = None
 
     def __post_init__(self) -> None:

@@ -321,6 +321,8 @@ def inkling(text: Fields) -> ModelLayers:
         math.gcd(full.attention_heads, narrow.attention_heads),
         tuple(layer for index in range(depth) for layer in layers(index, local=index in local_layers)),
         draft_layers=tuple(layer for one in range(drafts) for layer in layers(depth - 1, local=one in local_drafts)),
+        # A module is two layers, and there are no more modules than drafts (models/inkling/nvidia/mtp.py).
+        layers_per_draft=2,
     )
 
 

@@ -242,6 +242,8 @@ class Architecture:
     max_context_tokens: int | None = None
     accepted_context_tokens: int | None = None
     draft_layers: tuple[Layer, ...] = ()
+    layers_per_draft: int | None = None
+    """How many draft layers each draft token has of its own; None where all of them are loaded for any number."""
 
     @property
     def kinds(self) -> Counter[LayerKind]:

@@ -43,6 +43,23 @@ def settings(*, block: int, cache_dtype: str, context: int, drafts: int = 0, in_
     )
 
 
+def case_settings(case: dict[str, Any]) -> Any:
+    """The settings of a case with its ranks, its own draft layers and perhaps a block size given by hand."""
+    found = settings(
+        block=case["block_size"] or 16,
+        cache_dtype=case["kv_dtype"],
+        context=case["context"],
+        drafts=case["drafts"],
+        in_flight=case["in_flight"],
+    )
+    found.parallel_config.tensor_parallel_size = case["ranks"]
+    found.cache_config.user_specified_block_size = case["block_size"] is not None
+    found.cache_config.kv_cache_dtype_skip_layers = None
+    if case["drafts"]:
+        found.speculative_config = own_drafts(case["drafts"])
+    return found
+
+
 def own_drafts(tokens: int) -> Any:
     """The settings of a model's own draft layers. Dropping a block of theirs is about prefix caching, not sizes."""
     return SimpleNamespace(

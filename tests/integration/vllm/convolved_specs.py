@@ -22,12 +22,11 @@ for name in ("vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch"):
 import registry_layers  # type: ignore[import-not-found]  # stands in for torchvision, which images alone need
 import torch
 from bare_layers import (  # type: ignore[import-not-found]
+    case_settings,
     grouped_figures,
     layer_specs,
     made,
-    own_drafts,
     print_figures,
-    settings,
 )
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.models import ModelRegistry
@@ -163,22 +162,11 @@ MODELS = {"inkling": inkling, "qwen4_exp": qwen4_exp, "voxtral_realtime": voxtra
 
 def figures(case: dict[str, Any]) -> dict[str, Any]:
     """The pool's figures for a case."""
-    config = settings(
-        block=case["block_size"] or 16,
-        cache_dtype=case["kv_dtype"],
-        context=case["context"],
-        drafts=case["drafts"],
-        in_flight=case["in_flight"],
-    )
+    config = case_settings(case)
     text = SimpleNamespace(**case["config"].get("text_config", case["config"]))
-    config.parallel_config.tensor_parallel_size = case["ranks"]
     config.num_prefill_lookahead_tokens = case["drafts"] if case["draft_layers"] > 1 else 0
     config.kv_transfer_config = None
-    if case["drafts"]:
-        config.speculative_config = own_drafts(case["drafts"])
     for name, value in {
-        "user_specified_block_size": case["block_size"] is not None,
-        "kv_cache_dtype_skip_layers": None,
         "skip_page_size_padded": None,
         "kv_cache_layout": None,
         "mamba_cache_mode": "align",

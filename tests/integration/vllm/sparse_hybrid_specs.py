@@ -20,7 +20,7 @@ for name in ("vllm._C_stable_libtorch", "vllm._moe_C_stable_libtorch"):
 
 import registry_layers  # type: ignore[import-not-found]  # stands in for torchvision, which images alone need
 import torch
-from bare_layers import made, own_drafts, pool_figures, print_figures, settings  # type: ignore[import-not-found]
+from bare_layers import case_settings, made, pool_figures, print_figures  # type: ignore[import-not-found]
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention.mla_attention import (
     MLAAttention,
@@ -127,20 +127,9 @@ def figures(case: dict[str, Any]) -> dict[str, Any]:
     text = SimpleNamespace(**case["config"])
     build, model = MODELS[text.model_type]
     ModelRegistry.resolve_model_cls = lambda *_, **__: (model, "")
-    config = settings(
-        block=case["block_size"] or 16,
-        cache_dtype=case["kv_dtype"],
-        context=case["context"],
-        drafts=case["drafts"],
-        in_flight=case["in_flight"],
-    )
-    config.parallel_config.tensor_parallel_size = case["ranks"]
+    config = case_settings(case)
     config.parallel_config.prefill_context_parallel_size = 1
-    if case["drafts"]:
-        config.speculative_config = own_drafts(case["drafts"])
     for name, value in {
-        "user_specified_block_size": case["block_size"] is not None,
-        "kv_cache_dtype_skip_layers": None,
         "mamba_cache_mode": case["state_mode"],
         "mamba_block_size": case["context"],
         "mamba_page_size_padded": None,
