@@ -77,7 +77,10 @@ def calibrate_engine(model: str | None, report: EngineReport, origin: str, optio
     given_block = own.get("page_size") or own.get("block_tokens") or chosen.block_size
     assumed = () if given_block or report.tokens is not None or report.num_blocks is None else default_blocks(engine)
     if report.tokens is None and (report.num_blocks is None or not (given_block or assumed)):
-        raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare")
+        rank = report.deciding_rank
+        pool = None if rank is None else rank.pool
+        hint = "" if pool is None else f"; plan its pool by --engine {engine} --kv-pool-bytes {pool.nominal_bytes}"
+        raise KvdiagError(f"{origin} does not report a capacity in tokens: nothing to compare{hint}")
 
     def compared(block: int | None) -> _Compared:
         read, sized = report, chosen

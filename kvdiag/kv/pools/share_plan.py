@@ -14,6 +14,10 @@ from kvdiag.kv.pools.engine_plan import EnginePlan, Machine, Part, helpful
 from kvdiag.kv.pools.share_pools import ShareModel, SizedPool
 
 _HIGHER_SHARE = 0.95
+_OTHER_MANAGER = (
+    "these are the pools of KVCacheManager: if the server's log has 'KV cache manager v2', they differ; start it with "
+    "use_kv_cache_manager_v2: false"
+)
 
 
 def plan_share(
@@ -111,6 +115,10 @@ def _notes(model: ShareModel, sized: Sequence[SizedPool]) -> Iterator[str]:
     if model.states is not None:
         where = "outside the KV pool, as until 1.2" if model.apart_bytes else "in the KV pool, as since 1.3"
         yield f"the states of --max_batch_size requests are {where}"
+    if settings.uses_manager_v2:
+        yield "KVCacheManagerV2 takes memory in granules: it may have a block or two fewer"
+    elif settings.manager_v2 == "auto" and settings.engine == "trtllm" and (model.states is not None or len(sized) > 1):
+        yield _OTHER_MANAGER
     if not all(one.units for one in sized):
         yield "the engine does not start: no memory for its KV cache"
     elif settings.kind.kept_blocks:

@@ -53,6 +53,7 @@ class ShareSettings:
     windows: tuple[int, ...] | None = None
     state_dtype: str | None = None
     state_interval: int = 0
+    manager_v2: str = "auto"
     vocabulary: int = 0
     gpu_name: str | None = None
 
@@ -67,6 +68,11 @@ class ShareSettings:
     def kind(self) -> "_Kind":
         """What is the engine's own."""
         return _ENGINES[self.engine]
+
+    @property
+    def uses_manager_v2(self) -> bool:
+        """Whether TensorRT-LLM runs its KVCacheManagerV2, as far as a flag says so."""
+        return self.manager_v2 == "true"
 
     @property
     def share_ratio(self) -> float:
@@ -224,6 +230,8 @@ class ShareModel:
             declared=architecture.declared_kv_dtype,
         )
         self._stages = tuple(self._stages_of(dtype))
+        if settings.uses_manager_v2:
+            tensorrt_pools.check_manager_v2(settings.windows, longest=self.longest, states=self.states is not None)
 
     @property
     def token_bytes(self) -> tuple[int, ...]:
@@ -350,8 +358,10 @@ class ShareModel:
         older = settings.engine == "trtllm" and tensorrt_pools.rounds_up(settings.version)
         divided = ceil_div if older else int.__floordiv__
         blocks = divided(pool_bytes, size * settings.block)
-        most = settings.max_tokens
-        return max(0, blocks if most is None else min(blocks, divided(most, settings.block)))
+        if settings.max_tokens is not None:
+            most = tensorrt_pools.tokens_for(settings.max_tokens, manager_v2=settings.uses_manager_v2)
+            blocks = min(blocks, divided(most, settings.block))
+        return max(0, blocks)
 
     def with_settings(self, settings: ShareSettings) -> "ShareModel":
         """The same model with other flags."""

@@ -5,10 +5,16 @@ KVCacheManager, the default manager). With it each window size has a pool of its
 max_tokens is ignored (calculate_max_num_blocks_for_vswa, 1.2); windows are cut where the pool cannot hold one sequence
 (adjust_window_sizes_for_vswa). V has K's width. States: one slot for each of max_batch_size, outside the pool until 1.2
 (mamba_cache_manager.py), in it since 1.3, with snapshots where mamba_state_cache_interval is set
-(_calculate_max_num_blocks_for_linear_attention). KVCacheManagerV2 divides its pool by avg_seq_len, which is not
-modelled.
+(_calculate_max_num_blocks_for_linear_attention).
+
+KVCacheManagerV2 (kv_cache/kv_cache_manager_v2.py) divides its bytes among windows and states by the lengths of a
+typical batch (kv_cache_manager_v2/_storage_manager.py::ratio_from_batch), which is not modelled. Where all layers keep
+as many tokens it has one pool with the blocks of the other manager, less what its granules of memory round off;
+max_tokens are those of the 0.95 of it up to which it resumes requests. By default the model's class and the version
+decide which manager is taken.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 from kvdiag.errors import KvModelError
@@ -20,12 +26,32 @@ Version = tuple[int, ...]
 _FIRST_ROUNDING_DOWN = (1, 2)
 _FIRST_EQUAL_SHARES = (1, 2)
 _FIRST_STATES_IN_POOL = (1, 3)
+_RESUME_RATIO = 0.95
 _STATE_KINDS = (LayerKind.MAMBA2, LayerKind.GATED_DELTA_NET, LayerKind.KIMI_DELTA)
 
 
 def rounds_up(version: Version | None) -> bool:
     """Whether blocks are rounded up: the C++ runtime (#2268), and resource_manager.py until 1.1."""
     return version is not None and version < _FIRST_ROUNDING_DOWN
+
+
+def check_manager_v2(windows: Sequence[int] | None, *, longest: int, states: bool) -> None:
+    """Refuse what KVCacheManagerV2 divides its pool among.
+
+    Raises:
+        KvModelError: the model has states, or its layers keep different numbers of tokens.
+    """
+    if states or len({min(longest, window) for window in windows or (longest,)}) > 1:
+        raise KvModelError(
+            "KVCacheManagerV2 divides its pool among windows and states by the lengths of requests, which is not "
+            "modelled; start the server with use_kv_cache_manager_v2: false and pass --use_kv_cache_manager_v2 false",
+            "use_kv_cache_manager_v2",
+        )
+
+
+def tokens_for(max_tokens: int, *, manager_v2: bool) -> int:
+    """The tokens that a pool for max_tokens has."""
+    return math.ceil(max_tokens / _RESUME_RATIO) if manager_v2 else max_tokens
 
 
 def states_in_pool(version: Version | None) -> bool:

@@ -53,6 +53,21 @@ def test_a_tensorrt_llm_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (code, drifts["kv_pool_bytes"], drifts["capacity_tokens"]) == (0, 0.0, 0.0)
 
 
+def test_a_log_of_the_newer_manager_says_how_to_plan_its_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KVCacheManagerV2 prints the bytes of its pool with all digits, and no tokens."""
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[TRT-LLM] [I] TensorRT LLM version: 1.3.0\n"
+        "[TRT-LLM] [I] KV cache manager v2 device quota set to 35.412312316894531GiB\n"
+    )
+
+    said = refusal(capsys, "llama_7b", "--from-log", str(log), "--offline")
+
+    assert "plan its pool by --engine trtllm --kv-pool-bytes 38023680818" in said
+
+
 def test_an_sglang_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Latent rows at pages of 64: 9,984 tokens in 0.06 GiB; twice the size is a drift."""
     (row,) = [one for one in LIMITED if one["id"] == "sglang-0.5.23-57"]

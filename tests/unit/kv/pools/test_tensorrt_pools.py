@@ -141,9 +141,41 @@ def test_snapshots_of_states_cost_by_the_token() -> None:
     assert found.pools[0].units == (40 * GIB - 64 * STATE_BYTES) // (token * 32)
 
 
+@pytest.mark.parametrize("windows", [None, (1_024,), (131_072, 262_144)])
+def test_one_pool_of_the_newer_manager_has_the_same_blocks(windows: tuple[int, ...] | None) -> None:
+    """KVCacheManagerV2 divides nothing where all layers keep as many tokens; a granule may cost a block or two."""
+    settings = {"pool_bytes": 60 * GIB, "windows": windows, "context_tokens": 131_072}
+    older, newer = (plan(config("gemma-3-27b"), manager_v2=one, **settings) for one in ("false", "true"))
+
+    assert older.pools == newer.pools
+    assert "granules" in newer.notes[-1]
+
+
+def test_the_newer_manager_resumes_requests_below_its_whole_pool() -> None:
+    """Its pool for max_tokens holds them in the 0.95 up to which it resumes requests."""
+    found = plan(config("Qwen3-8B"), max_tokens=9_500, pool_bytes=GIB * 60, manager_v2="true")
+
+    assert found.capacity_tokens == 10_000 // 32 * 32
+
+
+def test_other_pools_of_the_newer_manager_are_named() -> None:
+    """Which of the two is taken is the model's and the version's choice, unless a flag says so."""
+    windows = {"pool_bytes": 60 * GIB, "windows": (1_024,) * 5 + (131_072,)}
+
+    assert any("KV cache manager v2" in note for note in plan(config("gemma-3-27b"), **windows).notes)
+    assert not any("v2" in note for note in plan(config("gemma-3-27b"), manager_v2="false", **windows).notes)
+    assert not any("v2" in note for note in plan(config("Qwen3-8B"), pool_bytes=GIB).notes)
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "field"),
     [
+        (
+            "gemma-3-27b",
+            {"pool_bytes": GIB, "windows": (1_024, 131_072), "manager_v2": "true"},
+            "use_kv_cache_manager_v2",
+        ),
+        ("Nemotron-3-Nano-30B-A3B", {"pool_bytes": GIB, "manager_v2": "true"}, "use_kv_cache_manager_v2"),
         ("LFM2-1.2B", {"pool_bytes": GIB}, "engine"),
         ("gemma-3-27b", {"pool_bytes": GIB, "windows": (1_024, 8_192), "version": (1, 1)}, "version"),
         ("Nemotron-3-Nano-30B-A3B", {"max_tokens": 4_096}, "max_tokens"),
