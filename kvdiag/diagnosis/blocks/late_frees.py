@@ -48,8 +48,12 @@ def _late_frees(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[LateF
 
 
 def held_idle(sample: Sample, facts: Facts) -> int | None:
-    """Blocks held in a sample of idle engines; `None` where they work, or do not report it."""
+    """Blocks held in a sample of idle engines; `None` where they work, do not report it, or clients' sessions are open,
+    which hold blocks for their next requests.
+    """
     # Most samples of a day are of a server that works, or that holds nothing.
     if not any(engine.kv_usage_ratio for engine in sample.engines or ()) or sample.engines_idle is not True:
+        return None
+    if any(engine.open_sessions for engine in sample.engines or ()):
         return None
     return None if sample.load is not None and sample.load.requests else held_blocks(sample, facts)

@@ -23,6 +23,10 @@ RENEWALS = 1.5
 SHORT_SECONDS = 0.4
 """A load of less has fewer than four samples at the usual interval: 200 tokens of a small model take 20 ms."""
 
+SHORT_READS = 20
+"""Reads of the engine in such a load: as many as a busy machine needs for two that see all of its requests, and no more,
+since each takes time of the server (llama.cpp answers between two steps)."""
+
 MAX_HELD_TOKENS = 4096
 """The same for a load that was offered before and not sampled whole: ten seconds of a fast server."""
 
@@ -49,13 +53,13 @@ CONCURRENT_SLOWDOWN = 0.5
 class PlannedStep:
     """A step as it will run here, and what was changed from its definition.
 
-    `often`: its loads may end too soon for samples at the usual interval.
+    `read_seconds` is the interval of reads in loads that may end too soon for samples at the usual one; None in others.
     """
 
     step: Step
     workload: Workload
     cycles: int
-    often: bool = False
+    read_seconds: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -104,7 +108,8 @@ def repeated(planned: PlannedStep, facts: Facts, *, waited: bool) -> PlannedStep
     # Of several repetitions the last one says how the step was run.
     kept = [note for note in planned.notes if not note.startswith(_REPEATED)]
     notes = (*dict.fromkeys((*kept, *notes)), f"{_REPEATED}{why}")
-    return replace(planned, workload=workload, often=True, notes=notes)
+    every = SHORT_SECONDS / SHORT_READS if planned.read_seconds is None else planned.read_seconds
+    return replace(planned, workload=workload, read_seconds=every, notes=notes)
 
 
 def _mostly_output(workload: Workload, wanted_tokens: int) -> Workload:
@@ -132,8 +137,9 @@ def _fit(step: Step, facts: Facts, speed: Speed | None) -> PlannedStep:
         cycles = min(cycles, max(least, int(CYCLES_SECONDS / cycle_seconds)))
     if cycles < step.cycles:
         notes += (f"{cycles} cycles instead of {step.cycles}: a cycle takes longer on this server",)
-    often = speed is not None and workload.max_tokens < SHORT_SECONDS * speed.tokens_per_second
-    return PlannedStep(step=step, workload=workload, cycles=cycles, often=often, notes=notes)
+    load_seconds = None if speed is None else workload.max_tokens / speed.tokens_per_second
+    every = None if load_seconds is None or load_seconds >= SHORT_SECONDS else load_seconds / SHORT_READS
+    return PlannedStep(step=step, workload=workload, cycles=cycles, read_seconds=every, notes=notes)
 
 
 def _filling(workload: Workload, facts: Facts, speed: Speed | None) -> tuple[Workload, tuple[str, ...]]:

@@ -42,11 +42,8 @@ two scrapes."""
 STEP_SECONDS = 120.0
 """Longest that one load may take; then its requests are given up and the step is unknown."""
 
-OFTEN_SECONDS = 0.001
-"""Between two reads of the engine during a load that may end too soon."""
-
-MAX_OFTEN_SECONDS = 2.0
-"""How long that is done: a load that lasts longer has samples enough."""
+MAX_READ_SECONDS = 2.0
+"""How long the engine is read at an interval of the load's own: a load that lasts longer has samples enough."""
 
 SPOILT_CYCLES = 3
 """Cycles of a soak in a row with other traffic or failed requests, after which it ends."""
@@ -300,7 +297,7 @@ class ActiveFeed(IdleWait):
         # Growth over cycles is judged by what there was before the first and after each.
         small_tokens = await self._settle(publications=planned.cycles > 1 and cycle == 0, current=cycle == 0)
         self._mark(step, cycle, "offer")
-        outcome = await self._load(planned.workload, often=planned.often)
+        outcome = await self._load(planned.workload, read_seconds=planned.read_seconds)
         facts, sampled = self.sampler.facts, self.recorder.since(first)
         errors = tuple(dict.fromkeys(unfinished(error, sampled, facts) for error in outcome.errors))
         outcome = replace(outcome, errors=errors)
@@ -313,14 +310,14 @@ class ActiveFeed(IdleWait):
         is_limited = cycle > 0 and crowded(samples) and fits_together(planned.workload, facts)
         return outcome.failed > 0 or enough or is_limited
 
-    async def _load(self, workload: Workload, *, often: bool = False) -> Outcome:
-        """Offer a workload; with `often`, read the engine all the while, not only at the sampler's ticks."""
+    async def _load(self, workload: Workload, *, read_seconds: float | None = None) -> Outcome:
+        """Offer a workload; with `read_seconds`, read the engine at that interval, not only at the sampler's ticks."""
         offering = asyncio.ensure_future(within(STEP_SECONDS, self.requests.offer(workload), workload.requests))
         clock = self.sampler.clock
-        until_seconds = clock.steady_seconds() + MAX_OFTEN_SECONDS * often
+        until_seconds = clock.steady_seconds() + MAX_READ_SECONDS
         try:
-            while clock.steady_seconds() < until_seconds:
-                if (await asyncio.wait({offering}, timeout=OFTEN_SECONDS))[0]:
+            while read_seconds is not None and clock.steady_seconds() < until_seconds:
+                if (await asyncio.wait({offering}, timeout=read_seconds))[0]:
                     break
                 await self.sampler.read_engine(between_ticks=True)
             return await offering

@@ -55,11 +55,12 @@ def test_blocks_that_stay_after_the_work_are_held(
         (Sample(at_seconds=30.0, engines=(holding(30, of=SMALL, running=1),)), 0),
         (Sample(at_seconds=30.0, engines=(holding(30, of=SMALL, waiting=1),)), 0),
         (Sample(at_seconds=30.0, engines=(engine(usage=None),)), 0),
+        (Sample(at_seconds=30.0, engines=(replace(holding(30, of=SMALL), open_sessions=1),)), 0),
         (Sample(at_seconds=30.0, engines=(replace(holding(30, of=SMALL), requests_running=None),)), 0),
         (Sample(at_seconds=30.0, engines=(holding(30, of=SMALL),), load=Load(requests=1)), 0),
         (Sample(at_seconds=30.0, engines=(holding(30, of=SMALL),), load=Load(requests=0)), 1),
     ],
-    ids=["no page", "running", "waiting", "no usage", "not told", "our own request", "none of ours"],
+    ids=["no page", "running", "waiting", "no usage", "a session open", "not told", "our own request", "none of ours"],
 )
 def test_only_an_idle_server_holds_what_should_have_come_back(between: Sample, holds: int) -> None:
     """A sample of a busy server, or of one that does not report usage or requests, ends the interval."""
