@@ -8,6 +8,7 @@ import click
 from kvdiag.commands.connect import agent_reader, connect, device_reader
 from kvdiag.commands.options.common import ServerAccess, agent_option, output_option, request_ids_option, server_access
 from kvdiag.commands.printing import print_json, print_text
+from kvdiag.engines.engine import SOURCE as ENGINE
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.live import sampling
 from kvdiag.ledger import ledger
@@ -41,8 +42,9 @@ def command(url: str | None, access: ServerAccess, agent_dir: Path | None, show_
     facts, sample = asyncio.run(_look(url, access, agent_reader(agent_dir, show_request_ids=show_request_ids)))
     lines = ledger(sample, facts)
     if not lines:
-        # The first gap is the reason; if an agents' directory was named, so is what is wrong with it.
-        reported = [*sample.gaps[:1], *(gap for gap in sample.gaps[1:] if gap.source == AGENTS)]
+        # The first gap is the reason; so is why the server has no pool, and what is wrong with an agents' directory.
+        further = (gap for gap in (*facts.gaps, *sample.gaps[1:]) if gap.source in (ENGINE, AGENTS))
+        reported = dict.fromkeys((*sample.gaps[:1], *further))
         reasons = "; ".join(gap.reason for gap in reported) or "neither a GPU nor a KV pool is visible"
         named = "" if url else "; name a server by --url to see its KV pool"
         raise KvdiagError(f"nothing to audit: {reasons}{named}")

@@ -105,6 +105,10 @@ def _judged(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Finding, 
     if totals.preempted_with_room:
         paused = f"{plural(totals.preempted_with_room, 'preemption')} with room in the pool: a pause or a cache reset"
         return (Finding(ID, "ok", f"no request waited for KV {unit}s; {paused}", evidence),)
+    if most:
+        waited = f"up to {plural(most, 'request')} waited for KV {unit}s"
+        brief = f"{waited}, never in {limits.waiting_samples} samples in a row"
+        return (Finding(ID, "ok", f"{brief}{'; none was preempted' if counts else ''}", evidence),)
     or_preempted = " or was preempted" if counts else ", and all of the run's requests ran at the same time"
     return (Finding(ID, "ok", f"no request waited for KV {unit}s{or_preempted}", evidence),)
 

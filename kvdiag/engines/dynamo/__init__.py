@@ -20,6 +20,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings
 
 SYSTEM_PORT = "with DYN_SYSTEM_PORT set"
+FRONT_END = "or give its front end as --url and this address as --metrics-url"
 
 _WORKER_ID = re.compile(r'^dynamo_component_\w+\{[^}\n]*\bworker_id="([0-9a-f]{1,16})"', re.MULTILINE)
 
@@ -80,7 +81,7 @@ def worker(engine: EngineAdapter, text: str) -> EngineAdapter:
         client=_worker_client(engine.client),
         metrics_path=ENGINE.metrics_path,
         reports_version=False,
-        metrics_flag=SYSTEM_PORT if engine is ENGINE else f"{engine.metrics_flag} and {SYSTEM_PORT}",
+        metrics_flag=SYSTEM_PORT if engine is ENGINE else f"{engine.metrics_flag} and {SYSTEM_PORT}, {FRONT_END}",
         polled_metrics=(),
         front_metrics=(metrics.CARD_BLOCKS, metrics.CARD_BLOCK_TOKENS),
         needed_metrics=MappingProxyType(needed if engine is not ENGINE else {**needed, "KV usage": (metrics.USAGE,)}),

@@ -69,8 +69,8 @@ def unfinished(error: str, samples: Sequence[Sample], facts: Facts) -> str:
         used = format_ratio(max(usage or 0.0 for usage in usages))
         limit = f"only {used} of the KV pool is in use, so the server limits how many requests run at a time"
         return f"{count}: {limit}"
-    blocks = "the KV pool is too small for this load, or its blocks are not released"
-    return f"{count} for KV blocks: {blocks}"
+    unit = facts.capabilities.unit
+    return f"{count} for KV {unit}s: the KV pool is too small for this load, or its {unit}s are not released"
 
 
 def is_engine_reading(sample: Sample) -> bool:

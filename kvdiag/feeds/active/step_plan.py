@@ -24,8 +24,8 @@ SHORT_SECONDS = 0.4
 """A load of less has fewer than four samples at the usual interval: 200 tokens of a small model take 20 ms."""
 
 SHORT_READS = 20
-"""Reads of the engine in such a load: as many as a busy machine needs for two that see all of its requests, and no more,
-since each takes time of the server (llama.cpp answers between two steps)."""
+"""Reads of the engine in such a load: enough on a busy machine for two that see all of its requests, and no more, since
+each takes time of the server (llama.cpp answers between two steps)."""
 
 MAX_HELD_TOKENS = 4096
 """The same for a load that was offered before and not sampled whole: ten seconds of a fast server."""

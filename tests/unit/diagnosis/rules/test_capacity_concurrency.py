@@ -238,6 +238,13 @@ def test_what_a_waiting_queue_shows_is_reported_with_its_units() -> None:
     ] == rows(actual)
 
 
+def test_a_wait_in_single_samples_is_no_queue() -> None:
+    """It is said all the same that requests waited."""
+    actual = verdict(seen(ONE, SHORT, ONE, SHORT, ONE), HUNDRED)
+    assert ("ok", 1) == (actual.status, evidence(actual)["max_waiting"])
+    assert actual.summary.startswith("up to 1 request waited")
+
+
 def test_the_first_preemption_counts() -> None:
     """A counter that goes from 0 to 1 is one preemption; unreported usage and running requests count as 0."""
     pages = (engine(running=None, usage=None), engine(running=None, usage=None, preemptions=1))
