@@ -11,5 +11,5 @@ def test_a_worker_of_an_unknown_pool_has_the_way_to_it() -> None:
         audited = command("audit", "--url", server.url)
         checked = command("doctor", "--url", server.url)
     assert (3, "", 1) == (audited.code, audited.stdout, audited.stderr.count("\n"))
-    assert "give the front end as --url" in audited.stderr
-    assert "this address as --metrics-url" in " ".join(checked.stdout.split())
+    assert "--metrics-url" in audited.stderr
+    assert "--metrics-url" in checked.stdout

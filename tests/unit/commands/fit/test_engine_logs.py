@@ -65,7 +65,7 @@ def test_a_log_of_the_newer_manager_says_how_to_plan_its_pool(
 
     said = refusal(capsys, "llama_7b", "--from-log", str(log), "--offline")
 
-    assert "plan its pool by --engine trtllm --kv-pool-bytes 38023680818" in said
+    assert "--engine trtllm --kv-pool-bytes 38023680818" in said
 
 
 def test_an_sglang_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,7 +239,7 @@ def test_what_a_waiting_queue_shows_is_reported_with_its_units() -> None:
 
 
 def test_a_wait_in_single_samples_is_no_queue() -> None:
-    """It is said all the same that requests waited."""
+    """The summary still names the requests that waited."""
     actual = verdict(seen(ONE, SHORT, ONE, SHORT, ONE), HUNDRED)
     assert ("ok", 1) == (actual.status, evidence(actual)["max_waiting"])
     assert actual.summary.startswith("up to 1 request waited")

@@ -162,9 +162,10 @@ def test_a_drafter_of_one_layer_is_the_reason() -> None:
 
     found = reasons(GEMMA, Deployment(), report_of(GEMMA, served))
 
-    assert {"a draft model of one layer in the same pool (--max-num-batched-tokens 8192)"} == {
-        one.setting for one in found
-    }
+    (setting,) = {one.setting for one in found}
+    assert setting is not None
+    assert setting.startswith("a draft model")
+    assert "--max-num-batched-tokens 8192" in setting
 
 
 def test_a_setting_that_gives_some_of_the_figures_is_no_reason() -> None:

@@ -144,7 +144,7 @@ def test_snapshots_of_states_cost_by_the_token() -> None:
 @pytest.mark.parametrize("windows", [None, (1_024,), (131_072, 262_144)])
 def test_one_pool_of_the_newer_manager_has_the_same_blocks(windows: tuple[int, ...] | None) -> None:
     """KVCacheManagerV2 divides nothing where all layers keep as many tokens; a granule may cost a block or two."""
-    settings = {"pool_bytes": 60 * GIB, "windows": windows, "context_tokens": 131_072}
+    settings: dict[str, Any] = {"pool_bytes": 60 * GIB, "windows": windows, "context_tokens": 131_072}
     older, newer = (plan(config("gemma-3-27b"), manager_v2=one, **settings) for one in ("false", "true"))
 
     assert older.pools == newer.pools
@@ -160,7 +160,7 @@ def test_the_newer_manager_resumes_requests_below_its_whole_pool() -> None:
 
 def test_other_pools_of_the_newer_manager_are_named() -> None:
     """Which of the two is taken is the model's and the version's choice, unless a flag says so."""
-    windows = {"pool_bytes": 60 * GIB, "windows": (1_024,) * 5 + (131_072,)}
+    windows: dict[str, Any] = {"pool_bytes": 60 * GIB, "windows": (1_024,) * 5 + (131_072,)}
 
     assert any("KV cache manager v2" in note for note in plan(config("gemma-3-27b"), **windows).notes)
     assert not any("v2" in note for note in plan(config("gemma-3-27b"), manager_v2="false", **windows).notes)
