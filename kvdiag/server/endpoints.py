@@ -151,7 +151,7 @@ class Pages:
         if request.path == "/-/healthy":
             return Answer(body=b"kvdiag is healthy.\n")
         if request.path == "/-/ready":
-            if self.newest().newest.at_seconds:
+            if self.has_figures:
                 return Answer(body=b"kvdiag is ready.\n")
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been read yet")
         if request.path == "/runbooks" or request.path.startswith("/runbooks/"):
@@ -164,6 +164,11 @@ class Pages:
 
     def _shown(self) -> Snapshot:
         return replace(self.newest(), refused_total=self.refused_total, push_failures_total=self.push_failures_total)
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything has been read yet."""
+        return bool(self.newest().newest.at_seconds)
 
     async def families(self) -> list[Metric]:
         """The families of /metrics as of now."""

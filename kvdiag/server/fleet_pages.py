@@ -120,6 +120,12 @@ class FleetPages:
                 self._kept.popitem(last=False)
             return answer
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether the first round is over, or has failed, which the metrics say."""
+        status = self.newest()
+        return status.round_seconds is not None or status.problem is not None
+
     async def families(self) -> list[Metric]:
         """The families of /metrics as of now."""
         return await asyncio.to_thread(self._collector(self.newest()).collect)

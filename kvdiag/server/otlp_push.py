@@ -1,15 +1,17 @@
 """Pushes the daemon's metrics to an OpenTelemetry collector: the families of /metrics, and no second list of them.
 
 Every `OTEL_METRIC_EXPORT_INTERVAL` (a minute) the families of that moment are encoded and sent by the SDK's exporter,
-over HTTP, in requests of a bounded number of points; it retries until its timeout. That is done in another thread, one
-push at a time, so that a slow collector delays nothing but the next push. A push that fails is counted, and logged once
-until one succeeds; its figures are not kept, because the next push has newer ones. A gauge stays a gauge and a counter
+over HTTP, in requests of a bounded number of points; it retries until its timeout. The first push follows the first
+round, the last one SIGTERM. That is done in another thread, one push at a time, so that a slow collector delays nothing
+but the next push. A push that fails is counted, and logged once until one succeeds; its figures are not kept, because
+the next push has newer ones. A gauge stays a gauge and a counter
 becomes a cumulative sum, which starts again where it was reset (`Starts`); names and labels are those of /metrics. The
 resource says which kvdiag it is, by the semantic conventions; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` add to
 it and win.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -40,6 +42,9 @@ _log = structlog.get_logger()
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 INTERVAL_MILLISECONDS = 60_000
 MIN_INTERVAL_SECONDS = 0.1
+
+LAST_PUSH_SECONDS = 5.0
+"""For the push at SIGTERM, and one that is under way then; Kubernetes kills after 30 s."""
 
 MAX_POINTS = 5_000
 """Of one request: about 1 MiB, far below what a collector takes."""
@@ -72,6 +77,10 @@ class Pushed(Protocol):
     """The pages whose metrics are pushed, and which count what fails."""
 
     push_failures_total: int | None
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether a first round is over: before that nothing is known."""
 
     async def families(self) -> list[Metric]:
         """The families of /metrics as of now."""
@@ -120,10 +129,14 @@ class OtlpPush:
         sdk.addHandler(self._reason)
         sdk.propagate = False
 
-    async def run(self) -> None:
-        """Push at each interval."""
-        while True:
-            began = time.monotonic()
+    async def run(self, over: asyncio.Event) -> None:
+        """Push at each interval after the first round, and once more when it is `over`."""
+        while not self._pages.has_figures:
+            if await _set_within(over, MIN_INTERVAL_SECONDS):
+                return
+        is_last = False
+        while not is_last:
+            is_last, began = over.is_set(), time.monotonic()
             self._reason.text = ""
             try:
                 families = await self._pages.families()
@@ -131,7 +144,14 @@ class OtlpPush:
             except Exception as error:  # noqa: BLE001 - no error of a push ends the daemon
                 succeeded, self._reason.text = False, f"{type(error).__name__}: {error}"
             self._note(succeeded=succeeded)
-            await asyncio.sleep(max(self._every_seconds - (time.monotonic() - began), MIN_INTERVAL_SECONDS))
+            if not is_last:
+                await _set_within(over, max(self._every_seconds - (time.monotonic() - began), MIN_INTERVAL_SECONDS))
+
+    async def finish(self, pushing: asyncio.Task[None]) -> None:
+        """Wait for the last push of `run`, for a bounded time: a collector that does not answer must not delay exit."""
+        await asyncio.wait((pushing,), timeout=LAST_PUSH_SECONDS)
+        pushing.cancel()
+        self.close()
 
     def close(self) -> None:
         """Give up a push that is being retried."""
@@ -155,6 +175,13 @@ class OtlpPush:
             else:
                 reason = failure(self._reason.text or "refused", self._endpoint)
                 _log.warning("otlp", endpoint=self._endpoint, reason=reason)
+
+
+async def _set_within(over: asyncio.Event, seconds: float) -> bool:
+    """Whether the event is set, after so many seconds at most."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(over.wait(), seconds)
+    return over.is_set()
 
 
 def failure(reason: str, endpoint: str) -> str:

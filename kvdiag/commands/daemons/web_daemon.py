@@ -106,14 +106,13 @@ class WebDaemon(ABC):
             gc.freeze()
             loop.call_later(RELEASE_SECONDS, _release_memory, loop)
             working = asyncio.create_task(self._work())
-            pushing = None if self._push is None else asyncio.create_task(self._push.run())
+            pushing = None if self._push is None else asyncio.create_task(self._push.run(over))
             ending = asyncio.create_task(over.wait())
             await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
-            ending.cancel()
+            over.set()
             working.cancel()
             if pushing is not None:
-                pushing.cancel()
-                self._push.close()
+                await self._push.finish(pushing)
             with contextlib.suppress(asyncio.CancelledError):
                 await working
             _log.info("ended")

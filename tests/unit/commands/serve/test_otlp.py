@@ -106,7 +106,7 @@ def pushed(pages: otlp_push.Pushed, url: str, collector: Collector, requests: in
 
     async def until() -> None:
         push = OtlpPush(pages, OtlpEndpoint(url=f"{url}/v1/metrics"), 9743)
-        running = asyncio.create_task(push.run())
+        running = asyncio.create_task(push.run(asyncio.Event()))
         while len(collector.requests) < requests:
             await asyncio.wait((running,), timeout=0.01)
         running.cancel()
@@ -241,6 +241,7 @@ class Many:
     """Pages of a large fleet."""
 
     push_failures_total: int | None = None
+    has_figures = True
 
     async def families(self) -> list[Metric]:
         """One family with more series than a request has."""
@@ -306,6 +307,87 @@ def test_a_collector_that_is_away_is_a_log_line_and_a_counter() -> None:
         assert 0 == process.wait(30)
         logged.join(10)
         assert "s3cret" not in logged.text
+
+
+@contextlib.contextmanager
+def serving(*options: str) -> Iterator[subprocess.Popen[str]]:
+    """A daemon that pushes once in a day, from its first line of log on."""
+    with started("serve", "--listen", "127.0.0.1:0", "--tick-seconds", "0.1", *options) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        yield process
+
+
+def ended(process: subprocess.Popen[str]) -> bool:
+    """Whether it ends as it has to, and soon."""
+    process.terminate()
+    return process.wait(30) == 0
+
+
+@pytest.fixture
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push a day, which may take an hour."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "86400000")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+
+
+@pytest.mark.usefixtures("rarely")
+def test_a_daemon_pushes_after_its_first_sample_and_at_its_end() -> None:
+    """Both have what the server reports."""
+    with (
+        Drill(SCENARIOS["healthy"]) as drill,
+        listening() as (url, collector),
+        serving("--url", drill.url, "--otlp-endpoint", url) as process,
+    ):
+        assert eventually(lambda: len(collector.requests) == 1)
+        assert ended(process)
+    assert 2 == len(collector.requests)
+    assert [True, True] == ["kvdiag_source_up" in names(collector.series(one)) for one in collector.requests]
+
+
+ONE = [{"__name__": "vllm:num_requests_running", "namespace": "prod", "pod": "vllm-0", "instance": "10.0.0.1:8000"}]
+LISTED = {
+    path: reply(json.dumps({"status": "success", "data": data}).encode())
+    for path, data in {
+        "/api/v1/series": ONE,
+        "/api/v1/query": {"resultType": "matrix", "result": []},
+        "/api/v1/status/buildinfo": {},
+    }.items()
+}
+
+
+@pytest.mark.usefixtures("rarely")
+@pytest.mark.parametrize(("answers", "failed"), [(LISTED, 0.0), (reply(b"{}"), 1.0)])
+def test_a_fleets_daemon_pushes_after_its_first_round_and_at_its_end(answers: Any, failed: float) -> None:
+    """Also after one that failed, which the figures say."""
+    with (
+        Hostile(answers) as prometheus,
+        listening() as (url, collector),
+        serving("--prometheus", prometheus.url, "--otlp-endpoint", url) as process,
+    ):
+        assert eventually(lambda: len(collector.requests) == 1)
+        assert ended(process)
+    first, last = (collector.series(one) for one in collector.requests)
+    total = ("kvdiag_fleet_rounds_failed_total", frozenset[tuple[str, str]]())
+    assert failed == first[total] <= last[total]
+    assert (failed == 0) == ("kvdiag_fleet_round_timestamp_seconds" in names(first))
+
+
+def never(peer: Peer) -> None:
+    """Take the request, and answer nothing until the other side hangs up."""
+    peer.connection.recv(1)
+
+
+@pytest.mark.usefixtures("rarely")
+def test_a_collector_that_does_not_answer_delays_no_exit() -> None:
+    """Neither the first push, which is under way, nor the last one is waited for long."""
+    with (
+        Drill(SCENARIOS["healthy"]) as drill,
+        Hostile({"/v1/metrics": never}) as collector,
+        serving("--url", drill.url, "--otlp-endpoint", collector.url) as process,
+    ):
+        assert eventually(lambda: len(collector.requests) == 1)
+        assert ended(process)
 
 
 ADDRESSES = [
