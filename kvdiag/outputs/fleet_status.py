@@ -6,12 +6,13 @@ Replicas stand in the order of their verdicts, the worst first. A replica that h
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from urllib.parse import urlencode
 
 from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.formatting import format_time
 from kvdiag.model import Finding, Gap, Status
-from kvdiag.outputs.fleet_results import FleetDiagnosis, Judged, Source, realm_of
+from kvdiag.outputs.fleet_results import NAMES, FleetDiagnosis, Judged, Source, realm_of
 from kvdiag.outputs.metrics.families import label
 from kvdiag.outputs.presentation import ORDER, problems_of
 
@@ -45,6 +46,17 @@ class FleetReplica:
             self.version.model or "",
             self.version.version or "",
         )
+
+    @property
+    def address(self) -> str:
+        """The address of its page: by its name, or by its labels where a browser would take a part for a folder."""
+        is_folder = not {".", ".."}.isdisjoint(self.judged.path.split("/"))
+        return self.query if is_folder else f"/replica/{self.judged.path}"
+
+    @property
+    def query(self) -> str:
+        """The address of its page by its labels."""
+        return f"/replica?{urlencode(dict(zip(NAMES, self.labels, strict=False)))}"
 
     @property
     def problems(self) -> list[Finding]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import time
 from typing import Protocol
-from urllib.parse import unquote, urlencode
+from urllib.parse import unquote
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -159,8 +159,7 @@ class FleetPages:
 def _not_one(found: Sequence[FleetReplica]) -> str:
     if not found:
         return "no such replica, or it has no verdict yet; / lists all of them"
-    queries = (dict(zip(NAMES, one.labels, strict=False)) for one in found[:MAX_CHOICES])
-    addresses = ", ".join(f"/replica?{urlencode(query)}" for query in queries)
+    addresses = ", ".join(one.query for one in found[:MAX_CHOICES])
     more = f" and {len(found) - MAX_CHOICES:,} more, which / lists" if len(found) > MAX_CHOICES else ""
     return (
         f"the name is ambiguous: {plural(len(found), 'replica')} have it; add the cluster, as in "

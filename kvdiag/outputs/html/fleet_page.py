@@ -176,7 +176,7 @@ def _titles(view: View) -> list[tuple[str, str]]:
 
 def _row(one: FleetReplica) -> Html:
     left = one.exhaustion_seconds
-    link = element("a", one.judged.name, href=f"/replica/{one.judged.path}")
+    link = element("a", one.judged.name, href=one.address)
     return kit.row(
         kit.mark(one.status),
         link,

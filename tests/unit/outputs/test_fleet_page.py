@@ -99,7 +99,7 @@ def test_an_alert_links_to_the_page_of_its_replica_by_labels() -> None:
     assert HTTPStatus.NOT_FOUND == missing.status
 
 
-@pytest.mark.parametrize("pod", ["vllm-0/", "/", "a/b", "a?b=c", "a#b", "100%", "%2F", "a b&c", "\u00e9+\u4e2d"])
+@pytest.mark.parametrize("pod", ["vllm-0/", "/", "a/b", "a?b=c", "a#b", "100%", "%2F", "a b&c", "\u00e9+\u4e2d", "a [b", "a [b=c]"])
 @pytest.mark.parametrize("namespace", [None, "prod", "a/b/"])
 def test_each_replica_can_be_opened_whatever_its_name(namespace: str | None, pod: str) -> None:
     """A link of the fleet's page leads to the replica's own, which is titled with its name."""
@@ -108,6 +108,17 @@ def test_each_replica_can_be_opened_whatever_its_name(namespace: str | None, pod
     address = f"/replica/{'/'.join(quote(value, safe='') for value in (namespace, pod) if value)}"
     assert address in links(served("/", status))
     assert "/".join(filter(None, (namespace, pod))) in served(address, status).text
+    assert [(namespace or "", pod)] == [one.labels[1:3] for one in status.replicas]
+    assert ["/".join(filter(None, (namespace, pod)))] == [one.judged.name for one in status.replicas]
+
+
+@pytest.mark.parametrize(("namespace", "pod"), [("prod", "."), ("prod", ".."), ("..", "a"), (".", ".")])
+def test_a_name_that_a_browser_takes_for_a_folder_is_no_part_of_a_path(namespace: str, pod: str) -> None:
+    """The link has it in its query."""
+    status = renamed(own(0, namespace=namespace, pod=pod), own(1, namespace="prod", pod="vllm-1"))
+    address = f"/replica?{urlencode({'cluster': '', 'namespace': namespace, 'pod': pod})}"
+    assert address in links(served("/", status))
+    assert f"{namespace}/{pod}" in served(address, status).text
 
 
 @pytest.mark.parametrize("pod", ["vllm-0/", "a&b=c;d", "new\nline", "v" * 253])
