@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from kvdiag.api.checked_arguments import checked
 from kvdiag.api.history import load
 from kvdiag.api.verdict import Diagnosis, diagnose
 from kvdiag.errors import KvdiagError
@@ -26,6 +27,7 @@ STEPS_REQUESTS = 20
 LEAK = "leak."
 
 
+@checked
 def assert_no_leak(
     url: str, *, requests: int = 200, agent_dir: str | Path | None = None, api_key: str | None = None
 ) -> Diagnosis:

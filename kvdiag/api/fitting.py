@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-import click
-
+from kvdiag.api.checked_arguments import checked
 from kvdiag.api.option_values import option_values
 from kvdiag.commands.fit import Fitted, command, planned
 from kvdiag.commands.fitting.fit_inputs import check_options, files_of
@@ -49,7 +49,8 @@ class Fit:
         return self.fitted.document()
 
 
-def fit(model: str, *, gpu: str, **options: Any) -> Fit:
+@checked
+def fit(model: str | Path, *, gpu: str, **options: Any) -> Fit:
     """Plan a model on a GPU for vLLM, as `kvdiag fit` does.
 
     Args:
@@ -64,8 +65,5 @@ def fit(model: str, *, gpu: str, **options: Any) -> Fit:
     given = FitOptions(**option_values(command, options, allowed) | option_values(command, {"gpu": gpu}, {"gpu"}))
     if given.engine in ENGINE_FLAGS:
         raise KvdiagError(f"for {given.engine} use the command: kvdiag fit --engine {given.engine} --output json")
-    try:
-        check_options(given)
-        return Fit(fitted=planned(files_of(model, given), given, str(gpu)))
-    except click.UsageError as error:
-        raise KvdiagError(error.format_message()) from error
+    check_options(given)
+    return Fit(fitted=planned(files_of(str(model), given), given, gpu))

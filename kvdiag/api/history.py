@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from kvdiag.api.checked_arguments import checked
 from kvdiag.api.option_values import option_values
 from kvdiag.commands.diagnose import command, no_replica
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
@@ -114,12 +115,14 @@ class Picture:
         return f'<iframe sandbox srcdoc="{escape(self.page)}" style="{style}"></iframe>'
 
 
+@checked
 def plot(history: History) -> Picture:
     """The plots of a report: device memory, pool, requests and host memory over time. A notebook shows them."""
     drawn = element("main", *draw(diagnose(history.timeline, history.facts), history.timeline))
     return Picture(page=kit.document("unknown", history.name, (drawn,), shown="plots"), height=760)
 
 
+@checked
 def load(path: str | Path) -> History:
     """What kvdiag wrote: a trace of `run --record`, gzip allowed, a folder of `serve --record-dir`, or a `bundle`.
 
@@ -130,6 +133,7 @@ def load(path: str | Path) -> History:
     return History(name=str(path), timeline=timeline, facts=facts)
 
 
+@checked
 def read_prometheus(url: str, match: str = "", window: str = "24h", **options: Any) -> list[History]:
     """Every replica that a Prometheus (Thanos, Mimir, VictoriaMetrics) has samples of, over a time that ends now.
 

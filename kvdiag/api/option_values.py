@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Mapping
 from datetime import datetime
+from pathlib import PurePath
 from typing import Any
 
 import click
 
+from kvdiag.api.checked_arguments import is_usable, shown
 from kvdiag.errors import KvdiagError
 
 
@@ -38,10 +40,20 @@ def _as_typed(value: Any, option: click.Parameter) -> Any:
         if not isinstance(value, bool):
             raise click.BadParameter("give True or False")
         return value
-    if isinstance(value, bool):
-        raise click.BadParameter("it is not a flag")
-    if isinstance(value, Mapping):
-        return tuple(f"{key}:{each}" for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(map(str, value))
-    return str(value.timestamp() if isinstance(value, datetime) else value)
+    if getattr(option, "multiple", False):
+        pairs = [f"{key}:{each}" for key, each in value.items()] if isinstance(value, Mapping) else value
+        return tuple(_typed(one) for one in (pairs if isinstance(pairs, list | tuple) else (pairs,)))
+    return _typed(value)
+
+
+def _typed(value: Any) -> str:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, str | int | float | PurePath | datetime)
+        or not is_usable(value)
+    ):
+        raise click.BadParameter(f"it is {shown(value)}: give text, a number or a path")
+    try:
+        return str(value.timestamp() if isinstance(value, datetime) else value)
+    except (OverflowError, ValueError) as error:
+        raise click.BadParameter(f"{value} is no time that this machine knows") from error

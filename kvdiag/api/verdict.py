@@ -10,6 +10,7 @@ from rich.console import Console
 
 import kvdiag
 from kvdiag import diagnosis as rules
+from kvdiag.api.checked_arguments import checked
 from kvdiag.api.history import History, Picture
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
 from kvdiag.errors import KvdiagError
@@ -90,6 +91,7 @@ class Diagnosis:
         return Picture(page=self.report(), height=640)._repr_html_()
 
 
+@checked
 def diagnose(history: History, *, reserved_gap_bytes: int | None = None) -> Diagnosis:
     """Judge a history by every rule, as `kvdiag diagnose` does.
 

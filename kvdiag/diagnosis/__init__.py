@@ -31,6 +31,9 @@ from kvdiag.model import Diagnosis, Facts, Finding, Life, Sample, Status, StepRe
 
 __all__ = ["diagnose", "informed"]
 
+HISTORIES = ("prometheus", "recorder")
+"""The sources that have samples of a time before now; a part that could not be read is lost."""
+
 
 def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) -> Diagnosis:
     """Judge a timeline by every test step in it and by every rule.
@@ -58,7 +61,7 @@ def diagnose(timeline: Timeline, facts: Facts, limits: Limits = DEFAULT_LIMITS) 
     *ended, present = lifetimes(timeline, facts, limits)
     with_gaps = [sample.gaps for sample in timeline.samples if sample.gaps]
     gaps = tuple(dict.fromkeys((*facts.gaps, *(gap for some in with_gaps for gap in some))))
-    whole = not any(gap.source in ("prometheus", "recorder") and gap.kind == "failed" for gap in gaps)
+    whole = not any(gap.source in HISTORIES and gap.kind == "failed" for gap in gaps)
     past = tuple(_life(one, limits, whole=whole) for one in ended)
     findings = with_short_lives(findings, (*ended, present), limits)
     findings = with_earlier_exits(findings, zip(ended, past, strict=True), limits)
@@ -93,8 +96,18 @@ def _findings(one: Lifetime, limits: Limits) -> tuple[Finding, ...]:
     last = one.timeline.samples[-1].at_seconds if one.timeline.samples else None
     seen = last if one.life.end_seconds is None else one.life.end_seconds
     found = (finding for rule in RULES for finding in rule(one.timeline, one.facts, limits))
+    if (unread := _unread(one)) is not None:
+        found = (replace(finding, summary=unread) if finding.status == "unknown" else finding for finding in found)
     informs = (informed(replace(finding, last_seen_seconds=seen), one.facts.engine_name) for finding in found)
     return tuple(_with_reports(finding, one) for finding in informs)
+
+
+def _unread(one: Lifetime) -> str | None:
+    """Why a history has no sample at all, which is why anything is unknown then; `None` if it has some."""
+    if one.timeline.samples:
+        return None
+    gaps = sorted(one.facts.gaps, key=lambda gap: gap.kind != "failed")
+    return next((gap.reason for gap in gaps if gap.source in HISTORIES), None)
 
 
 def _with_reports(finding: Finding, one: Lifetime) -> Finding:

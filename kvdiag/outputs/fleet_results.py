@@ -7,7 +7,7 @@ from urllib.parse import quote
 from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.formatting import format_duration, plural
 from kvdiag.model import Diagnosis, Gap, Status
-from kvdiag.outputs.presentation import ORDER, headline, problems_of, sentence
+from kvdiag.outputs.presentation import ORDER, problems_of, sentence
 
 NAMES = ("cluster", "namespace", "pod")
 GPU_NAMES = ("Hostname", "gpu", "UUID", "uuid")
@@ -42,8 +42,9 @@ def _parts(key: str, subject: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
         *before, pod = (labels[one] for one in NAMES if labels.get(one))
         realm = realm_of(key, subject)
         return *before, f"{pod} [{realm}]" if realm else pod
-    key, _, where = key.partition(" [")
-    where = where and f" [{where}"
+    realm = _realm(key, subject)
+    where = f" [{realm}]" if realm else ""
+    key = key.removesuffix(where)
     if key.startswith("gpu "):
         return ((" ".join(labels[one] for one in GPU_NAMES if labels.get(one)) or key) + where,)
     return ((labels.get("instance") or key.partition(" ")[2].lstrip("/")) + where,)
@@ -52,7 +53,15 @@ def _parts(key: str, subject: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 def realm_of(key: str, subject: tuple[tuple[str, str], ...]) -> str:
     """Labels that keep apart replicas of one name, as `region=eu`; the cluster, which has a label, is not repeated."""
     cluster = f"cluster={dict(subject).get('cluster')}"
-    return ",".join(part for part in key.partition(" [")[2].removesuffix("]").split(",") if part != cluster)
+    return ",".join(part for part in _realm(key, subject).split(",") if part != cluster)
+
+
+def _realm(key: str, subject: tuple[tuple[str, str], ...]) -> str:
+    """What a key has in brackets after the name, which may have brackets of its own."""
+    cluster, namespace, pod, instance = (dict(subject).get(one, "") for one in (*NAMES, "instance"))
+    named = (f"pod {cluster}/{namespace}/{pod}", f"instance {cluster}/{instance}")
+    own = next((one for one in named if key.startswith(one)), "")
+    return key[len(own) :].partition(" [")[2].removesuffix("]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +95,8 @@ class Judged:
     def summary(self) -> str:
         """The replica's result in one sentence."""
         diagnosis = self.diagnosis
-        if headline(diagnosis.findings) or diagnosis.worst_past_life or diagnosis.down_since_seconds:
+        if diagnosis.worst != "ok" or diagnosis.worst_past_life or diagnosis.down_since_seconds:
             return sentence(diagnosis)
-        if diagnosis.worst == "unknown":
-            failed = [gap.reason for gap in diagnosis.gaps if gap.kind != "absent"]
-            no_samples = [] if diagnosis.samples else ["no samples in this time range; widen --window"]
-            return (*failed, *no_samples, sentence(diagnosis))[0]
         count = Counter(one.status for one in diagnosis.findings)
         unknown = f", {count['unknown']} unknown" if count["unknown"] else ""
         return f"no fault found; {count['ok']} of {len(diagnosis.findings)} checks ok{unknown}"

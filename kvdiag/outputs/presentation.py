@@ -250,9 +250,11 @@ def _sentence(diagnosis: Diagnosis) -> str:
         undecided = [one for one in diagnosis.findings if one.is_unexplained]
         reasons = unknown_by_reason(undecided or unknown_of(diagnosis.findings))
         missing = next(iter(reasons), "nothing was judged")  # in the order of the rules, causes first
-        damage = next((one.reason for one in diagnosis.gaps if (one.source, one.kind) == ("recorder", "failed")), None)
-        if damage is not None and not undecided:
-            return f"a part of the recording is lost: {damage}"
+        damage = {one.source: one.reason for one in reversed(diagnosis.gaps) if one.kind == "failed"}
+        if "recorder" in damage and not undecided:
+            return f"a part of the recording is lost: {damage['recorder']}"
+        if "prometheus" in damage and not undecided:
+            return damage["prometheus"]
         return missing if undecided or len(reasons) == 1 else f"not enough data for a verdict: {missing}"
     blind = "; device memory not observed" if all(part.gpu is None for part in diagnosis.ledger) else ""
     return f"no fault found{blind}"

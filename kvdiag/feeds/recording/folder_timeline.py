@@ -46,7 +46,11 @@ def read_recorded(path: Path) -> tuple[Timeline, Facts]:
     Raises:
         KvdiagError: as `read_trace` and `read_segments`.
     """
-    return read_segments(path) if path.is_dir() else read_trace(path)
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name that is too long, a folder above that may not be searched
+        raise KvdiagError(f"cannot read {path}: {error.strerror}") from error
+    return read_segments(path) if is_folder else read_trace(path)
 
 
 def read_segments(folder: Path, *, budget: Budget | None = None) -> tuple[Timeline, Facts]:

@@ -5,18 +5,25 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvdiag
 from kvdiag.api.history import MAX_COLUMNS
 from kvdiag.commands import main
-from kvdiag.model import Timeline
+from kvdiag.model import Facts, Gap, Timeline
+from kvdiag.outputs.fleet_results import Judged
 from kvdiag.testing import assert_no_leak
 from tests.builders.values import engine
+
+ANY: Any = kvdiag
+"""Without its types."""
 
 TRACES = Path(__file__).parents[2] / "golden" / "traces"
 
@@ -153,6 +160,13 @@ def test_fit_is_the_plan_of_the_command(capsys: pytest.CaptureFixture[str]) -> N
         lambda: kvdiag.read_prometheus("http://127.0.0.1:9", password_file="/nowhere", user="a"),  # noqa: S106 - a file
         lambda: kvdiag.read_prometheus("http://127.0.0.1:9", headers={"X-Scope-OrgID": "a"}),
         lambda: kvdiag.diagnose(kvdiag.load(TRACES / "vllm-0.32.0-starved.jsonl.gz"), reserved_gap_bytes=-1),
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", password="secret"),  # noqa: S106 - of no user
+        lambda: kvdiag.read_prometheus("http://127.0.0.1:9", start=datetime.min),  # noqa: DTZ901 - no time at all
+        lambda: kvdiag.fit("llama_70b", gpu="a100", lengths=[1, 2]),
+        lambda: kvdiag.fit("llama_70b", gpu="a100", tp=b"1"),
+        lambda: kvdiag.load("x" * 5000),
+        lambda: kvdiag.load("a\0b"),
+        lambda: kvdiag.load("\ud800"),
         lambda: assert_no_leak("http://127.0.0.1:9", requests=0),
         lambda: assert_no_leak("http://127.0.0.1:9", requests=10**9),
     ],
@@ -162,6 +176,43 @@ def test_what_cannot_be_done_is_one_kind_of_error(call: object) -> None:
     assert callable(call)
     with pytest.raises(kvdiag.KvdiagError):
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("history", lambda _: ANY.diagnose("x")),
+        ("history", lambda leak: ANY.diagnose([leak])),
+        ("history", lambda leak: ANY.plot(ANY.diagnose(leak))),
+        ("'x'", lambda leak: ANY.diagnose(leak, x=1)),
+        ("reserved_gap_bytes", lambda leak: ANY.diagnose(leak, reserved_gap_bytes=True)),
+        ("reserved_gap_bytes", lambda leak: ANY.diagnose(leak, reserved_gap_bytes="1GiB")),
+        ("path", lambda _: ANY.load(None)),
+        ("gpu", lambda _: ANY.fit("llama_70b")),
+        ("model", lambda _: ANY.fit(70, gpu="a100")),
+        ("lengths", lambda _: ANY.fit("llama_70b", gpu="a100", lengths=[1, 2])),
+        ("url", lambda _: ANY.read_prometheus(None)),
+        ("window", lambda _: ANY.read_prometheus("http://127.0.0.1:9", window=24)),
+        ("timeout", lambda _: ANY.read_prometheus("http://127.0.0.1:9", timeout={})),
+        ("requests", lambda _: ANY.testing.assert_no_leak("http://127.0.0.1:9", requests="200")),
+    ],
+)
+def test_a_wrong_type_is_named(leak: kvdiag.History, name: str, call: Callable[[kvdiag.History], object]) -> None:
+    """With the argument, in one line."""
+    with pytest.raises(kvdiag.KvdiagError, match=name) as raised:
+        call(leak)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_history_without_samples_has_one_reason(leak: kvdiag.History) -> None:
+    """That of the read, as the table of replicas and each verdict have it; not what the engine would have to report."""
+    missing = [Gap("engine", "absent", "no pool"), Gap("prometheus", "absent", "no sample")]
+    for gaps, reason in ((missing, "no sample"), ([*missing, Gap("prometheus", "failed", "not read")], "not read")):
+        empty = replace(leak, timeline=Timeline(samples=()), facts=Facts(gaps=tuple(gaps)))
+        found = kvdiag.diagnose(empty)
+        row = Judged(key="a", subject=(("pod", "a"),), diagnosis=found.judged)
+        assert [reason] * 3 == [found.summary, row.summary, found.finding("leak.kv_blocks").summary]
+        assert "unknown" == found.status
 
 
 def test_values_are_read_as_the_command_reads_them() -> None:
