@@ -70,7 +70,13 @@ def command(recording: Path | None, options: BundleOptions) -> None:
     if (recording is None) == (options.url is None):
         raise click.UsageError("give either RECORDING or --url URL")
     out = options.out or Path(time.strftime("kvdiag-bundle-%Y%m%d-%H%M%S.zip", time.gmtime()))
-    if out.exists():
+    if str(out) == "-":
+        raise KvdiagError("cannot write a bundle to -: stdout has the list of its content; give a file by --out")
+    try:
+        exists = out.exists()
+    except OSError as error:  # such as a name that is too long
+        raise KvdiagError(f"cannot write {out}: {error.strerror}") from error
+    if exists:
         raise KvdiagError(f"{out} exists: give another file by --out")
     if recording is not None:
         timeline, facts = read_recorded(recording)

@@ -11,7 +11,7 @@ from kvdiag.feeds.recording.archive import MAX_ENTRIES, NEWEST_SECONDS, newest
 from kvdiag.feeds.recording.folder_timeline import read_recorded
 from kvdiag.model import Sample, Timeline
 from tests.fixtures.hostile import free_port
-from tests.unit.commands.bad_input.refusals import call
+from tests.unit.commands.bad_input.refusals import call, refusal
 
 TRACE = Path(__file__).parents[2] / "golden" / "traces" / "vllm-0.32.0-starved.jsonl.gz"
 
@@ -56,6 +56,12 @@ def test_an_archive_is_never_overwritten(bundle: Path) -> None:
     """It may be the only copy."""
     done = call("bundle", str(TRACE), "--out", str(bundle))
     assert (3, "") == (done.code, done.stdout)
+
+
+@pytest.mark.parametrize("out", ["-", "x" * 300])
+def test_a_file_that_cannot_be_is_refused(out: str) -> None:
+    """In one line, before anything is read."""
+    assert "cannot write" in refusal("bundle", str(TRACE), "--out", out)
 
 
 def test_a_server_that_is_not_there_makes_no_bundle(tmp_path: Path) -> None:

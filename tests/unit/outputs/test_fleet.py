@@ -34,6 +34,7 @@ SOURCE = Source(
 )
 KNOWN = Facts(url="x/vllm-0", pools=(pool(),))
 LOST = Gap(source="prometheus", kind="failed", reason="00:00 to 01:00 could not be read: disk gone")
+EMPTY = Gap(source="prometheus", kind="absent", reason="no series has a sample in this window; widen --window")
 
 REPLICAS = tuple(
     sorted(
@@ -46,7 +47,7 @@ REPLICAS = tuple(
                 ("leaking", seen(*[holding(5)] * 3), KNOWN),
                 ("busy", seen(*[engine(running=1)] * 3), KNOWN),
                 ("lost", seen(*[holding(0)] * 3), replace(KNOWN, gaps=(LOST,))),
-                ("gone", Timeline(samples=()), KNOWN),
+                ("gone", Timeline(samples=()), replace(KNOWN, gaps=(EMPTY,))),
             )
         ),
         key=Judged.order,
