@@ -99,7 +99,9 @@ def test_an_alert_links_to_the_page_of_its_replica_by_labels() -> None:
     assert HTTPStatus.NOT_FOUND == missing.status
 
 
-@pytest.mark.parametrize("pod", ["vllm-0/", "/", "a/b", "a?b=c", "a#b", "100%", "%2F", "a b&c", "\u00e9+\u4e2d", "a [b", "a [b=c]"])
+@pytest.mark.parametrize(
+    "pod", ["vllm-0/", "/", "a/b", "a?b=c", "a#b", "100%", "%2F", "a b&c", "\u00e9+\u4e2d", "a [b", "a [b=c]"]
+)
 @pytest.mark.parametrize("namespace", [None, "prod", "a/b/"])
 def test_each_replica_can_be_opened_whatever_its_name(namespace: str | None, pod: str) -> None:
     """A link of the fleet's page leads to the replica's own, which is titled with its name."""
