@@ -106,7 +106,7 @@ def _unread(one: Lifetime) -> str | None:
     """Why a history has no sample at all, which is why anything is unknown then; `None` if it has some."""
     if one.timeline.samples:
         return None
-    gaps = sorted(one.facts.gaps, key=lambda gap: gap.kind != "failed")
+    gaps = sorted(one.facts.gaps, key=lambda gap: gap.kind == "absent")
     return next((gap.reason for gap in gaps if gap.source in HISTORIES), None)
 
 
