@@ -197,7 +197,7 @@ class PrometheusSource:
         form += [("start", _time(start_seconds)), ("end", _time(end_seconds))]
         if (refusal := await self._refusal()) is not None:
             raise TooSlowError("failed", refusal)
-        answer = await self._ask("/api/v1/series", form)
+        answer = await self._patiently("/api/v1/series", form)
         data = answer.get("data")
         if not isinstance(data, list):
             raise RefusedError("failed", "/api/v1/series returned no list of series: is this a Prometheus API?")
@@ -242,7 +242,7 @@ class PrometheusSource:
                 continue
             form = _form(one.selector, start, end, newest=newest)
             try:
-                answer = await (self._ask("/api/v1/query", form) if is_part else self._patiently(form))
+                answer = await (self._ask("/api/v1/query", form) if is_part else self._patiently("/api/v1/query", form))
                 count = add_samples(answer, start, end, into, self._names, one.selects)
             except Unreadable as error:
                 if _may_be_split(error) and (halves := one.halves()):
@@ -265,16 +265,16 @@ class PrometheusSource:
             self._proven = _form(one.selector, start, end, newest=True)
         return lost
 
-    async def _patiently(self, form: Form) -> Mapping[str, Any]:
-        """One answer; the query is repeated once if the server was busy or the connection broke."""
+    async def _patiently(self, path: str, form: Form) -> Mapping[str, Any]:
+        """One answer; the query is repeated once if the server was busy, failed, or the connection broke."""
         try:
-            return await self._ask("/api/v1/query", form)
+            return await self._ask(path, form)
         except (TooMuchError, TooSlowError, RefusedError):
             raise
         except Unreadable as error:
             if error.status not in BUSY:
                 await asyncio.sleep(self._retry_seconds)
-            return await self._ask("/api/v1/query", form)
+            return await self._ask(path, form)
 
     async def number(self, query: str) -> float | None:
         """The single value of a query now, by the server's clock; `None` if the result is empty.
@@ -282,7 +282,7 @@ class PrometheusSource:
         Raises:
             Unreadable: no answer, an error, or several values.
         """
-        answer = await self._ask("/api/v1/query", [("query", query)])
+        answer = await self._patiently("/api/v1/query", [("query", query)])
         data: Any = answer.get("data")
         try:
             values = [data["result"]] if data["resultType"] == "scalar" else [one["value"] for one in data["result"]]

@@ -243,6 +243,28 @@ def test_a_busy_server_is_given_the_pause_that_it_asks_for(status: int) -> None:
     assert 1.0 <= times[1] - times[0]
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_lists_and_values_are_asked_for_twice(status: int) -> None:
+    """One failure of a server that is busy or restarts does not cost a fleet its round."""
+    answers: Json = {
+        "/api/v1/series": [NAME],
+        "/api/v1/query": {"resultType": "scalar", "result": [START, "1"]},
+    }
+
+    def once(path: str) -> Answer:
+        served = iter([reply("busy", status=status, Retry_After="0")])
+        data = reply_json({"status": "success", "data": answers[path]})
+        return lambda peer: next(served, data)(peer)
+
+    async def ask(url: str) -> tuple[list[Labels], float | None]:
+        async with httpx2.AsyncClient(base_url=f"{url}/", trust_env=False, verify=TRUST) as client:
+            source = PrometheusSource(client, SECONDS, retry_seconds=0.0)
+            return await source.series(["{}"], START, END), await source.number("time()")
+
+    with Hostile({path: once(path) for path in answers}) as server:
+        assert ([KEY], 1.0) == asyncio.run(ask(server.url))
+
+
 @pytest.mark.parametrize("asked_for", ["999999999", "-1", "soon", "1e9"])
 def test_the_pause_of_a_busy_server_is_bounded(monkeypatch: pytest.MonkeyPatch, asked_for: str) -> None:
     """Of any length, or none at all."""
