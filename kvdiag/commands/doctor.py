@@ -35,9 +35,10 @@ from kvdiag.outputs.terminal import doctor_text
 from kvdiag.sources import host
 from kvdiag.sources.host import USUAL_PORTS, candidates
 from kvdiag.sources.http import Answer, HttpReader, Unreadable
-from kvdiag.sources.prometheus_api import PrometheusSource, named, selector
+from kvdiag.sources.prometheus_api import PrometheusSource
 from kvdiag.sources.prometheus_names import GPU, KVDIAG
 from kvdiag.sources.prometheus_text import Page
+from kvdiag.sources.promql import named, selector
 from kvdiag.sources.worker_thread import ReadTimeout
 
 DRIVER_SECONDS = 10.0

@@ -46,6 +46,9 @@ MAX_ANSWER_BYTES = 24 * 2**20
 MAX_SERIES = 100_000
 """Listed series in total, beyond which `--match` must select fewer replicas; 1,000 replicas have 30,000."""
 
+SERIES_AT_ONCE = 25_000
+"""The same that one list may have."""
+
 MAX_LABELS_BYTES = 128 * 2**20
 """Memory for distinct labels: the size of each value plus `LABEL_BYTES`."""
 
@@ -191,7 +194,8 @@ class PrometheusSource:
         """The series that match any of the selectors and may have samples between two times.
 
         Raises:
-            Unreadable: no answer, an error, or more series than the limit.
+            TooMuchError: more than one answer may have.
+            Unreadable: no answer, an error, or more series in total than the limit.
         """
         form = [("match[]", selector) for selector in selectors]
         form += [("start", _time(start_seconds)), ("end", _time(end_seconds))]
@@ -201,11 +205,13 @@ class PrometheusSource:
         data = answer.get("data")
         if not isinstance(data, list):
             raise RefusedError("failed", "/api/v1/series returned no list of series: is this a Prometheus API?")
+        if len(data) > SERIES_AT_ONCE:
+            raise TooMuchError("failed", f"more than {format_count(SERIES_AT_ONCE)} series: narrow --match")
         self.warnings |= answer_warnings(answer)
         return [self._known(series_labels(one, self._names)) for one in data]
 
     def _known(self, series: Labels) -> Labels:
-        """The same series, with each distinct label stored once; TooMuchError beyond the limits."""
+        """The same series, with each distinct label stored once; RefusedError beyond the limits."""
         if (known := self._listed.get(series)) is not None:
             return known
         for label in series:
@@ -213,7 +219,7 @@ class PrometheusSource:
                 self._labels_bytes += LABEL_BYTES + sys.getsizeof(label[1])
         if len(self._listed) >= MAX_SERIES or self._labels_bytes > MAX_LABELS_BYTES:
             what = f"{format_count(len(self._listed))} series match, with {format_count(len(self._labels))} labels"
-            raise TooMuchError("failed", f"{what}, which is more than kvdiag reads: narrow --match")
+            raise RefusedError("failed", f"{what}, which is more than kvdiag reads: narrow --match")
         shared = tuple(self._labels[label] for label in series)
         self._listed[shared] = shared
         return shared
@@ -375,25 +381,3 @@ def _time(seconds: float) -> str:
 def _milliseconds(start_seconds: float, end_seconds: float) -> str:
     # Prometheus 3 and VictoriaMetrics leave out a sample at the very start of a range.
     return f"{round((end_seconds - start_seconds) * 1000.0) + 1}ms"
-
-
-def any_of(label: str, values: Sequence[str], *, ending: str = "") -> str:
-    """A matcher for any of these values, written so that the server can use its index.
-
-    `ending` is a regular expression that may follow each of them.
-    """
-    # Escaped for RE2's regular expressions, then for a string of PromQL.
-    texts = "|".join(re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", value) + ending for value in values)
-    quoted = texts.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'{label}=~"{quoted}"'
-
-
-def named(names: Iterable[str]) -> str:
-    """A matcher for metrics of any of these names, also where they are stored escaped."""
-    names = set(names)
-    return any_of("__name__", sorted(names | set(map(escaped, names))))
-
-
-def selector(*matchers: str) -> str:
-    """A vector selector from the non-empty matchers."""
-    return "{" + ",".join(matcher for matcher in matchers if matcher) + "}"

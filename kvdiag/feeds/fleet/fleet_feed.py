@@ -21,7 +21,7 @@ import contextlib
 import gc
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from operator import attrgetter, itemgetter
@@ -36,12 +36,13 @@ from kvdiag.feeds.fleet.replica_judging import judge_replica
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.fleet.workers import Executor, executor
-from kvdiag.feeds.history.prometheus_feed import Window, read_samples, survey
+from kvdiag.feeds.history.prometheus_feed import Survey, Window, read_samples, survey
 from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica
 from kvdiag.formatting import format_duration
 from kvdiag.model import Gap, Timeline
 from kvdiag.sources.http import Unreadable
+from kvdiag.sources.prometheus_answers import SOURCE
 from kvdiag.sources.prometheus_api import PrometheusSource
 
 OVERLAP_SECONDS = 120.0
@@ -146,7 +147,7 @@ class FleetFeed:
                     return self._publish(began, window, problem=str(error))
                 if not found.replicas:
                     return self._publish(began, window, gaps=found.gaps, problem=NO_REPLICA)
-                self._take(found.replicas, source.warnings)
+                self._take(found)
                 new = [one for one in self._kept.values() if one.is_new]
                 # One task would be done in this process.
                 least = 2 if any(one.verdict is not None for one in new) else 0
@@ -196,20 +197,21 @@ class FleetFeed:
         whole, history = samples.history(replace(one.replica, series=listed), verdict.as_of_seconds)
         return timeline_of(whole, history, verdict.as_of_seconds)[0], verdict
 
-    def _take(self, replicas: Iterable[Replica], warnings: Iterable[str]) -> None:
-        """Take over what the survey listed; what it no longer lists is forgotten if it came without warnings."""
-        listed = {one.key: one for one in replicas}
+    def _take(self, found: Survey) -> None:
+        """Take over what the survey listed; what it no longer lists is forgotten if the list is complete."""
+        listed = {one.key: one for one in found.replicas}
+        missing = next((gap.reason for gap in found.gaps if gap.source == SOURCE), None)
         for key, replica in listed.items():
             if key in self._kept:
                 self._kept[key].replica = replica
             else:
                 self._kept[key] = KeptReplica(replica=replica)
         for key in self._kept.keys() - listed.keys():
-            if not warnings:
+            if missing is None:
                 del self._kept[key]
                 self._folder.remove(key)
             elif not (one := self._kept[key]).replica.series:
-                one.unread = f"not listed, and the server warns: {next(iter(warnings))}"
+                one.unread = f"not listed, and {missing}"
 
     async def _read(self, source: PrometheusSource, window: Window, first: FirstVerdicts) -> int:
         """Read what is new of every replica, those that begin at the same moment together; the new are judged."""
@@ -307,8 +309,9 @@ class FleetFeed:
         except Unreadable:
             return
         listed = {series_id for replica in found.replicas for series_id in replica.own}
+        sources = {gap.source for gap in found.gaps}
         for one in silent:
-            if not source.warnings and listed.isdisjoint(one.replica.own):
+            if SOURCE not in sources and listed.isdisjoint(one.replica.own):
                 one.lost_seconds = 0.0
 
     def _judge(self, first: FirstVerdicts, began: float, window: Window) -> int:

@@ -28,17 +28,13 @@ from kvdiag.feeds.history.series_labels import (
     uuid_of,
     workload_of,
 )
+from kvdiag.feeds.history.series_list import NAMES_AT_ONCE, Listing, SeriesList, Unlisted
 from kvdiag.model import Facts, Gap, Timeline
 from kvdiag.sources.http import TooMuchError
 from kvdiag.sources.prometheus_answers import SOURCE, History, Labels, LostHistory
-from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, Lost, PrometheusSource, Whole, any_of, named, selector
+from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, Lost, PrometheusSource, Whole
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS
-
-NAMES_AT_ONCE = 200
-"""Values that one matcher names: 1,000 pods take five queries of 8 KB."""
-
-SELECTORS_AT_ONCE = 16
-"""Of one list of series."""
+from kvdiag.sources.promql import any_of, named, selector
 
 ONCE = ("config", "about")
 """Parts that do not change while a server runs, so that the newest sample is enough."""
@@ -86,24 +82,39 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     Raises:
         Unreadable: the server does not answer, or has no such API.
     """
-    found = await _series(source, [selector(named((*ENGINE_METRICS, *KVDIAG)), match)], window)
+    series = SeriesList(source, window.start_seconds, window.end_seconds)
+    found = await series.of([Listing(names=(*ENGINE_METRICS, *KVDIAG), matcher=match)])
     labels = [dict(series_id) for series_id in found]
     # An exporter names the GPU's pod by another label, because `pod` is its own.
     chosen = dict.fromkeys((match, _OWN_NAME.sub(r"exported_\1", match)))
-    alone = await _series(source, [selector(named(GPU), one) for one in chosen], window)
+    alone = await series.of(Listing(names=tuple(GPU), matcher=one) for one in chosen)
     pods = sorted({pod[2] for one in labels if (pod := pod_of(one)) is not None})
     given = {pod[2] for one in alone if (pod := workload_of(dict(one))) is not None}
-    around = await _series(source, [*_by(CONTAINER, PODS, sorted({*pods, *given}))], window)
+    around = await series.of(_by(CONTAINER, PODS, sorted({*pods, *given})))
     if match:
         hosts = {host for one in labels for host in hosts_of(one)}
         hosts |= {reported["node"] for series_id in around if (reported := dict(series_id)).get("node")}
-        around |= await _series(source, list(_gpu_selectors(pods, sorted(hosts), labels)), window)
+        around |= await series.of(_gpus(pods, sorted(hosts), labels))
     shared = await _shared(source, found | around | alone, window)
     replicas, gaps = join(found | around, alone, shared)
     if len(replicas) > MAX_REPLICAS:
         raise TooMuchError("failed", f"{len(replicas):,} replicas, more than {MAX_REPLICAS:,}: narrow --match")
     warned = [Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in source.warnings]
-    return Survey(replicas=replicas, gaps=(*warned, *gaps))
+    replicas, unlisted = _incomplete(replicas, series.unlisted)
+    return Survey(replicas=replicas, gaps=(*warned, *unlisted, *gaps))
+
+
+def _incomplete(
+    replicas: Sequence[Replica], unlisted: Sequence[Unlisted]
+) -> tuple[tuple[Replica, ...], tuple[Gap, ...]]:
+    """The replicas, each with why some of its series are not listed, and those reasons that concern none of them."""
+    if not unlisted:
+        return tuple(replicas), ()
+    instances = [{labels.get("instance", "") for labels in replica.labels} for replica in replicas]
+    reasons = [next((each.reason for each in unlisted if each.instance in some), None) for some in instances]
+    marked = (replace(one, unlisted=reason) for one, reason in zip(replicas, reasons, strict=True))
+    rest = [each.reason for each in unlisted if not any(each.instance in some for some in instances)]
+    return tuple(marked), tuple(Gap(SOURCE, "failed", reason) for reason in rest)
 
 
 async def _shared(source: PrometheusSource, reported: Collection[Labels], window: Window) -> dict[str, set[str]]:
@@ -113,14 +124,14 @@ async def _shared(source: PrometheusSource, reported: Collection[Labels], window
     lost: list[Lost[Whole]] = []
     for wanted in _by(GPU, PODS, sorted({pod.rpartition("/")[2] for pod in claimed})):
         start = window.end_seconds - TOGETHER_SECONDS
-        lost += await source.newest(Whole(wanted), start, window.end_seconds, history)
+        lost += await source.newest(Whole(wanted.selector), start, window.end_seconds, history)
     # Without an answer any GPU that several pods have had may be shared.
     known = pods_of_gpus(reported if lost else history.series)
     return {uuid: pods for uuid, pods in known.items() if len(pods) > 1}
 
 
-def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], labels: Iterable[dict[str, str]]) -> Iterator[str]:
-    """Selectors of the GPUs that name the servers' pods, stand in their hosts, or have their UUIDs."""
+def _gpus(pods: Sequence[str], hosts: Sequence[str], labels: Iterable[dict[str, str]]) -> Iterator[Listing]:
+    """The GPUs that name the servers' pods, stand in their hosts, or have their UUIDs."""
     yield from _by(GPU, PODS, pods)
     yield from _by(GPU, HOST_LABELS, hosts)
     yield from _by(GPU, ("instance",), hosts, ending="(:[0-9]+)?")
@@ -129,19 +140,12 @@ def _gpu_selectors(pods: Sequence[str], hosts: Sequence[str], labels: Iterable[d
     yield from _by(GPU, UUID_LABELS, sorted(uuids | {uuid.removeprefix("GPU-") for uuid in uuids}))
 
 
-async def _series(source: PrometheusSource, selectors: Sequence[str], window: Window) -> set[Labels]:
-    found: set[Labels] = set()
-    for start in range(0, len(selectors), SELECTORS_AT_ONCE):
-        some = selectors[start : start + SELECTORS_AT_ONCE]
-        found.update(await source.series(some, window.start_seconds, window.end_seconds))
-    return found
-
-
-def _by(names: Iterable[str], labels: Iterable[str], values: Sequence[str], ending: str = "") -> Iterator[str]:
-    """Selectors of metrics of which one of these labels has one of these values, some values at a time."""
+def _by(names: Iterable[str], labels: Iterable[str], values: Sequence[str], ending: str = "") -> Iterator[Listing]:
+    """Lists of metrics of which one of these labels has one of these values, some values at a time."""
     for label in labels:
         for start in range(0, len(values), NAMES_AT_ONCE):
-            yield selector(named(names), any_of(label, values[start : start + NAMES_AT_ONCE], ending=ending))
+            some = any_of(label, values[start : start + NAMES_AT_ONCE], ending=ending)
+            yield Listing(names=tuple(names), matcher=some)
 
 
 async def read(
@@ -168,7 +172,11 @@ async def read_samples(
         processes = processes_of(history.series)
         for one in some:
             whole = with_processes(one, processes)
-            yield one, whole, replace(history, lost=[each for query, each in lost if query.covers(one)])
+            own = [each for query, each in lost if query.covers(one)]
+            if one.unlisted is not None:
+                start, end = window.start_seconds, window.end_seconds
+                own.append(LostHistory(start_seconds=start, end_seconds=end, reason=one.unlisted))
+            yield one, whole, replace(history, lost=own)
             for series_id in whole.series:
                 history.series.pop(series_id, None)
 

@@ -67,6 +67,8 @@ class Replica:
     subject: Subject
     series: tuple[Labels, ...]
     gaps: tuple[Gap, ...] = ()
+    unlisted: str | None = None
+    """Why some of its series are not listed."""
 
     @property
     def own(self) -> tuple[Labels, ...]:

@@ -16,6 +16,7 @@ from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.history.prometheus_feed import REPLICAS_AT_ONCE
 from kvdiag.outputs.fleet_results import Judged
 from kvdiag.outputs.presentation import sentence
+from kvdiag.sources import prometheus_api
 from tests.fixtures.hostile import Answer, Hostile, Peer, eventually, reply, reply_json, silent
 from tests.integration.prometheus.histories import END_SECONDS
 from tests.integration.prometheus.test_bad_server import pods
@@ -29,16 +30,26 @@ SAMPLES = 180
 def counted(count: int, instance: str | None = None) -> list[Series]:
     """The series of so many idle servers, with their counters."""
     found = pods(count)
-    found += [{**one, "__name__": COUNTER} for one in found if one["__name__"] == "vllm:num_requests_running"]
+    found += [{**one, "__name__": COUNTER} for one in found if one["__name__"] == RUNNING]
     return [one if instance is None else {**one, "instance": instance} for one in found]
 
 
 COUNTER = "vllm:generation_tokens_total"
+RUNNING = "vllm:num_requests_running"
 
 
 def rising(one: Series, age: int) -> str:
     """A value as an idle server's: counters only rise."""
     return str(1000 * (SAMPLES - age)) if one["__name__"] == COUNTER else "40000" if "DCGM" in one["__name__"] else "0"
+
+
+def selects(selector: str, one: Series) -> bool:
+    """Whether all matchers of a selector select a series."""
+    matchers = re.findall(r'(\w+)([=!])~"((?:[^"\\]|\\.)*)"', selector)
+    return all(
+        (re.fullmatch(value.replace("\\\\", "\\"), one.get(label, "")) is not None) == (sign == "=")
+        for label, sign, value in matchers
+    )
 
 
 def holding(
@@ -50,8 +61,11 @@ def holding(
     """A server with these series, a sample a minute until each ends; what `fails` gives for a query comes instead."""
 
     def listed(peer: Peer) -> None:
-        start = float(parse_qs(peer.request_body.decode())["start"][0])
-        reply_json({"status": "success", "data": [one for one in series if ends(one) >= start]})(peer)
+        form = parse_qs(peer.request_body.decode())
+        start = float(form["start"][0])
+        alive = [one for one in series if ends(one) >= start]
+        data = [one for one in alive if any(selects(selector, one) for selector in form["match[]"])]
+        reply_json({"status": "success", "data": data})(peer)
 
     def queried(peer: Peer) -> None:
         form = parse_qs(peer.request_body.decode())
@@ -281,6 +295,33 @@ def test_a_sample_that_is_no_number_costs_its_own_server_alone(tmp_path: Path) -
         found = judged(asyncio.run(kept.round(END_SECONDS)))
     assert "is no number" in found.pop("vllm-03")[1]
     assert {("ok", "")} == set(found.values())
+
+
+def test_a_list_of_series_that_is_too_much_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the 50,000 series of 3,000 replicas are: all replicas are judged."""
+    monkeypatch.setattr(prometheus_api, "SERIES_AT_ONCE", 20)
+    with holding(counted(9)) as server, feed(server, tmp_path) as kept:
+        found = judged(asyncio.run(kept.round(END_SECONDS)))
+    assert (9, {("ok", "")}) == (len(found), set(found.values()))
+
+
+def test_a_label_that_differs_in_each_request_costs_its_own_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its series are not listed, which is why it is unknown. A target without other metrics is a gap of the fleet."""
+    monkeypatch.setattr(prometheus_api, "SERIES_AT_ONCE", 50)
+    flood = [
+        {"__name__": RUNNING, "pod": pod, "instance": instance, "request_id": f"{number}"}
+        for pod, instance in (("vllm-03", "10.0.0.3:8000"), ("other-0", "10.0.1.1:8000"))
+        for number in range(60)
+    ]
+    with holding(counted(9) + flood) as server, feed(server, tmp_path) as kept:
+        state = asyncio.run(kept.round(END_SECONDS))
+    found = judged(state)
+    status, reason = found.pop("vllm-03")
+    assert ("unknown", True) == (status, "10.0.0.3:8000" in reason and RUNNING in reason)
+    assert (8, {("ok", "")}) == (len(found), set(found.values()))
+    assert [True] == [RUNNING in gap.reason for gap in state.gaps if gap.kind == "failed"]
 
 
 def test_a_million_series_are_a_failed_round_with_the_reason() -> None:

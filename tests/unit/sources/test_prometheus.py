@@ -19,12 +19,11 @@ from kvdiag.sources.prometheus_answers import History, Labels, add_samples
 from kvdiag.sources.prometheus_api import (
     MAX_ANSWER_BYTES,
     MAX_SERIES,
+    SERIES_AT_ONCE,
     PrometheusSource,
     Whole,
-    any_of,
-    named,
-    selector,
 )
+from kvdiag.sources.promql import any_of, named, selector
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, refused_port, reply, reply_json, silent
 
 START, END = 1_000_000.0, 1_086_400.0
@@ -52,13 +51,16 @@ def asked(url: str, *, seconds: float = SECONDS) -> History:
     return asyncio.run(ask())
 
 
-def listed(url: str) -> str:
-    """Why the list of series cannot be had."""
+def listed(url: str, times: int = 1) -> str:
+    """Why the list of series cannot be had so often."""
 
     async def ask() -> str:
         async with httpx2.AsyncClient(base_url=f"{url}/", trust_env=False, verify=TRUST) as client:
+            source = PrometheusSource(client, SECONDS)
+            for _ in range(times - 1):
+                await source.series(["{}"], START, END)
             with pytest.raises(Unreadable) as problem:
-                await PrometheusSource(client, SECONDS).series(["{}"], START, END)
+                await source.series(["{}"], START, END)
         return str(problem.value)
 
     return asyncio.run(ask())
@@ -254,7 +256,11 @@ def test_lists_and_values_are_asked_for_twice(status: int) -> None:
     def once(path: str) -> Answer:
         served = iter([reply("busy", status=status, Retry_After="0")])
         data = reply_json({"status": "success", "data": answers[path]})
-        return lambda peer: next(served, data)(peer)
+
+        def answer(peer: Peer) -> None:
+            next(served, data)(peer)
+
+        return answer
 
     async def ask(url: str) -> tuple[list[Labels], float | None]:
         async with httpx2.AsyncClient(base_url=f"{url}/", trust_env=False, verify=TRUST) as client:
@@ -366,10 +372,19 @@ def test_a_list_that_cannot_be_had_is_said(answer: Answer, reason: str) -> None:
 
 
 def test_too_many_series_are_refused() -> None:
-    """More than can be looked through: the user names fewer."""
-    series = [{**NAME, "pod": str(number)} for number in range(MAX_SERIES + 1)]
+    """More than can be looked through, in one answer or in several: the user names fewer."""
+    lists = count()
+
+    def others(peer: Peer) -> None:
+        one = {**NAME, "list": str(next(lists))}
+        series = [{**one, "pod": str(number)} for number in range(SERIES_AT_ONCE)]
+        reply_json({"status": "success", "data": series})(peer)
+
+    with Hostile({"/api/v1/series": others}) as server:
+        assert listed(server.url, MAX_SERIES // SERIES_AT_ONCE + 1).startswith(f"{MAX_SERIES:,} series match, with ")
+    series = [{**NAME, "pod": str(number)} for number in range(SERIES_AT_ONCE + 1)]
     with Hostile({"/api/v1/series": reply_json({"status": "success", "data": series})}) as server:
-        assert listed(server.url).startswith(f"{MAX_SERIES:,} series match, with ")
+        assert "more than 25,000 series: narrow --match" == listed(server.url)
 
 
 def test_matchers_hold_any_value() -> None:
