@@ -147,6 +147,7 @@ class FleetFeed:
                     return self._publish(began, window, problem=str(error))
                 if not found.replicas:
                     return self._publish(began, window, gaps=found.gaps, problem=NO_REPLICA)
+                self._forget_after(now_seconds)
                 self._take(found)
                 new = [one for one in self._kept.values() if one.is_new]
                 # One task would be done in this process.
@@ -197,6 +198,17 @@ class FleetFeed:
         whole, history = samples.history(replace(one.replica, series=listed), verdict.as_of_seconds)
         return timeline_of(whole, history, verdict.as_of_seconds)[0], verdict
 
+    def _forget_after(self, now_seconds: float) -> None:
+        """Begin again with replicas read or judged for a later moment: a clock was ahead then, or is set back now."""
+        until_seconds = now_seconds + MAX_CLOCK_SECONDS
+        for key, one in list(self._kept.items()):
+            if max(one.until_seconds, one.as_of_seconds) > until_seconds:
+                self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        del self._kept[key]
+        self._folder.remove(key)
+
     def _take(self, found: Survey) -> None:
         """Take over what the survey listed; what it no longer lists is forgotten if the list is complete."""
         listed = {one.key: one for one in found.replicas}
@@ -208,8 +220,7 @@ class FleetFeed:
                 self._kept[key] = KeptReplica(replica=replica)
         for key in self._kept.keys() - listed.keys():
             if missing is None:
-                del self._kept[key]
-                self._folder.remove(key)
+                self._forget(key)
             elif not (one := self._kept[key]).replica.series:
                 one.unread = f"not listed, and {missing}"
 

@@ -204,6 +204,20 @@ def test_a_successor_has_the_verdicts_and_reads_what_is_new(history: str, two: C
     assert diagnosed(history, END_SECONDS, LEAK) == {one.key: one.present for one in state.verdicts}
 
 
+def test_what_a_clock_that_was_ahead_left_is_judged_again(history: str, two: Callable[..., FleetFeed]) -> None:
+    """In the daemon that runs and in its successor: no verdict is of the future."""
+    earlier = END_SECONDS - 3600.0
+    feed = two()
+    asyncio.run(feed.round(END_SECONDS))
+    for _ in range(2):
+        # The one that runs, and then one that has its files.
+        state = asyncio.run(feed.round(earlier))
+        assert diagnosed(history, earlier, LEAK) == {one.key: one.present for one in state.verdicts}
+        assert {earlier} == {one.as_of_seconds for one in state.verdicts}
+        asyncio.run(feed.round(END_SECONDS))
+        feed = two()
+
+
 @pytest.mark.parametrize("cut", [1, 200, 10_000_000])
 def test_a_file_that_was_cut_off_is_read_again_from_there(
     history: str, two: Callable[..., FleetFeed], tmp_path: Path, cut: int
