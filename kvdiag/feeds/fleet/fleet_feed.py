@@ -29,6 +29,7 @@ from time import monotonic, thread_time
 
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS, Limits
 from kvdiag.errors import KvdiagError
+from kvdiag.feeds.fleet.clock_check import MAX_CLOCK_SECONDS, wrong_clock
 from kvdiag.feeds.fleet.first_verdicts import FirstVerdicts
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict, kept_verdict, restored_verdict
 from kvdiag.feeds.fleet.kept_replica import KeptReplica, figures_of
@@ -39,7 +40,6 @@ from kvdiag.feeds.fleet.workers import Executor, executor
 from kvdiag.feeds.history.prometheus_feed import Survey, Window, read_samples, survey
 from kvdiag.feeds.history.replica_timeline import timeline_of
 from kvdiag.feeds.history.series_join import Replica
-from kvdiag.formatting import format_duration
 from kvdiag.model import Gap, Timeline
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import SOURCE
@@ -71,9 +71,6 @@ RETRY_SECONDS = 3600.0
 
 FOR_WORKERS = 8
 """Replicas that each worker process must have to judge: it takes a second to start."""
-
-MAX_CLOCK_SECONDS = 120.0
-"""Between the clocks of this machine and of Prometheus."""
 
 NO_REPLICA = (
     "no metrics of an engine, DCGM, nvidia_gpu_exporter or kvdiag that match in this time: check --match, --window and "
@@ -140,7 +137,7 @@ class FleetFeed:
         try:
             async with self._source() as source:
                 try:
-                    if is_now and (problem := await _wrong_clock(source, now_seconds)) is not None:
+                    if is_now and (problem := await wrong_clock(source, now_seconds)) is not None:
                         return self._publish(began, window, problem=problem)
                     found = await survey(source, self._match, window)
                 except Unreadable as error:
@@ -395,17 +392,3 @@ class FleetFeed:
         )
         self._show(self.state)
         return self.state
-
-
-async def _wrong_clock(source: PrometheusSource, now_seconds: float) -> str | None:
-    """What is wrong with the clock; with one that is ahead every replica would seem to have ended."""
-    try:
-        theirs = await source.number("time()")
-    except Unreadable:
-        # Why it does not answer, the survey reports.
-        return None
-    ahead = 0.0 if theirs is None else now_seconds - theirs
-    if abs(ahead) <= MAX_CLOCK_SECONDS:
-        return None
-    side = "ahead of" if ahead > 0.0 else "behind"
-    return f"this machine's clock is {format_duration(abs(ahead))} {side} Prometheus': synchronise them"

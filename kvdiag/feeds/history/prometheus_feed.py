@@ -100,6 +100,8 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     if len(replicas) > MAX_REPLICAS:
         raise TooMuchError("failed", f"{len(replicas):,} replicas, more than {MAX_REPLICAS:,}: narrow --match")
     warned = [Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in source.warnings]
+    if series.unlisted and not replicas:
+        raise TooMuchError("failed", series.unlisted[0].reason)
     replicas, unlisted = _incomplete(replicas, series.unlisted)
     return Survey(replicas=replicas, gaps=(*warned, *unlisted, *gaps))
 

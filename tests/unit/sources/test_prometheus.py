@@ -23,7 +23,7 @@ from kvdiag.sources.prometheus_api import (
     PrometheusSource,
     Whole,
 )
-from kvdiag.sources.promql import any_of, named, selector
+from kvdiag.sources.promql import named, selector
 from tests.fixtures.hostile import Answer, Hostile, Peer, endless, head, raw, refused_port, reply, reply_json, silent
 
 START, END = 1_000_000.0, 1_086_400.0
@@ -385,13 +385,6 @@ def test_too_many_series_are_refused() -> None:
     series = [{**NAME, "pod": str(number)} for number in range(SERIES_AT_ONCE + 1)]
     with Hostile({"/api/v1/series": reply_json({"status": "success", "data": series})}) as server:
         assert "more than 25,000 series: narrow --match" == listed(server.url)
-
-
-def test_matchers_hold_any_value() -> None:
-    """Label values are matched literally: regular-expression and string characters are escaped."""
-    assert r'pod=~"a\\.b|c\"d|e\\\\f|g\\|h"' == any_of("pod", ["a.b", 'c"d', "e\\f", "g|h"])
-    assert r'instance=~"a\\+b(:[0-9]+)?"' == any_of("instance", ["a+b"], ending="(:[0-9]+)?")
-    assert '{a="1",b="2"}' == selector('a="1"', "", 'b="2"')
 
 
 def test_escaped_names_are_found_and_get_their_own() -> None:
