@@ -18,7 +18,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import lt
+from operator import gt, lt
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -68,8 +68,9 @@ class Points:
 
     times: array[float] = field(default_factory=lambda: array("d"))
     values: array[float] = field(default_factory=lambda: array("d"))
-    refused: int = 0
-    """Samples left out because they are infinite. NaN is a missing sample and is not counted."""
+    infinite_seconds: float = 0.0
+    nan_seconds: float = 0.0
+    """The times of the newest samples that were left out because they are infinite or NaN, 0 without any."""
 
     def __len__(self) -> int:
         return len(self.times)
@@ -84,8 +85,10 @@ class Points:
         kept_times, kept_values = self.times[:], self.values[:]
         for moment, value in zip(times, values, strict=True):
             if math.isinf(value):
-                self.refused += 1
-            elif not math.isnan(value) and moment > last:
+                self.infinite_seconds = max(self.infinite_seconds, moment)
+            elif math.isnan(value):
+                self.nan_seconds = max(self.nan_seconds, moment)
+            elif moment > last:
                 kept_times.append(moment)
                 kept_values.append(value)
                 last = moment
@@ -334,7 +337,7 @@ def add_samples(
     if not isinstance(result, list):
         raise _wrong("the answer has no samples: is this a Prometheus API?")
     into.warnings |= answer_warnings(answer)
-    count = 0
+    read: dict[Labels, SampleColumns] = {}
     for one in result:
         values = one.get("values", [one["value"]] if "value" in one else []) if isinstance(one, dict) else None
         if not isinstance(values, list | SampleColumns):
@@ -348,17 +351,36 @@ def add_samples(
         try:
             columns = values if isinstance(values, SampleColumns) else _columns(values)
         except (TypeError, ValueError, OverflowError) as error:
-            raise _wrong(f"a sample of {dict(key).get('__name__', 'a series')} is no number") from error
+            raise _wrong(f"a sample of {_name(key)} is no number") from error
+        read[key] = _together(read[key], columns, key) if key in read else columns
+    count = 0
+    for key, columns in read.items():
         # A sample outside the requested interval would be counted in the next one too.
         times = columns.times
         first, last = (times[0], times[-1]) if columns.ascending else (min(times), max(times))
         if not (start_seconds - 1.0 <= first and last <= end_seconds + 1.0):
             raise _wrong("samples lie outside the requested interval")
+        # Some servers have a sample twice.
+        if not columns.ascending and any(map(gt, times, times[1:])):
+            raise _wrong(f"time goes back in the samples of {_name(key)}")
         into.series.setdefault(key, Points()).add(times, columns.values, ascending=columns.ascending)
         count += len(times)
         if into.is_full:
             raise TooMuchError("failed", f"more than {MAX_POINTS:,} samples: shorten --window")
     return count
+
+
+def _together(one: SampleColumns, other: SampleColumns, key: Labels) -> SampleColumns:
+    """The samples of a series that an answer has twice, as under two names of its metric."""
+    both = sorted({*zip(one.times, one.values, strict=True), *zip(other.times, other.values, strict=True)})
+    times, values = (array("d", column) for column in zip(*both, strict=True))
+    if not ascends(times):
+        raise _wrong(f"{_name(key)} has two values at one time")
+    return SampleColumns(times, values, ascending=True)
+
+
+def _name(key: Labels) -> str:
+    return dict(key).get("__name__", "a series")
 
 
 def _wrong(reason: str) -> Unreadable:

@@ -18,9 +18,9 @@ from itertools import accumulate
 from operator import sub
 from typing import Any
 
-from kvdiag.feeds.history.prometheus_feed import ONCE, other_pools, processes_of, with_processes
+from kvdiag.feeds.history.prometheus_feed import other_pools, processes_of, with_processes
 from kvdiag.feeds.history.series_join import OF_NODES, Replica, metric_of
-from kvdiag.feeds.history.series_labels import METRICS
+from kvdiag.feeds.history.series_labels import METRICS, ONCE
 from kvdiag.sources.prometheus_answers import MAX_POINTS, History, Labels, LostHistory, Points
 
 MAX_BLOCK_BYTES = 64 * 2**20
@@ -54,10 +54,10 @@ class ReplicaSamples:
         return {*self.series, *self.once}
 
     def newest_seconds(self, replica: Replica) -> float:
-        """The time of the newest sample of the replica's own series; 0 without any."""
+        """The time of the newest sample of the replica's own series, be it NaN; 0 without any."""
         others = () if replica.own == replica.series else OF_NODES
-        series = self.series.items()
-        return max((one.times[-1] for key, one in series if one.times and metric_of(key) not in others), default=0.0)
+        own = [one for key, one in self.series.items() if metric_of(key) not in others]
+        return max((max(one.nan_seconds, *one.times[-1:], 0.0) for one in own), default=0.0)
 
     def merge(self, other: "ReplicaSamples", start_seconds: float) -> None:
         """Take over what a later read brought, which began at `start_seconds`."""
@@ -68,7 +68,8 @@ class ReplicaSamples:
                 mine.times, mine.values = mine.times[:place], mine.values[:place]
             if points.times:
                 mine.add(points.times, points.values)
-            mine.refused += points.refused
+            mine.infinite_seconds = max(mine.infinite_seconds, points.infinite_seconds)
+            mine.nan_seconds = max(mine.nan_seconds, points.nan_seconds)
         self.once |= other.once
         before = [one for one in self.lost if one.start_seconds < start_seconds]
         self.lost = [replace(one, end_seconds=min(one.end_seconds, start_seconds)) for one in before] + other.lost
@@ -78,7 +79,11 @@ class ReplicaSamples:
         """Forget samples that are older than the window, and series without any other."""
         for series_id, points in list(self.series.items()):
             place = bisect_left(points.times, start_seconds)
-            if place == len(points.times):
+            if points.infinite_seconds < start_seconds:
+                points.infinite_seconds = 0.0
+            if points.nan_seconds < start_seconds:
+                points.nan_seconds = 0.0
+            if place == len(points.times) and not points.infinite_seconds and not points.nan_seconds:
                 del self.series[series_id]
             elif place:
                 points.times, points.values = points.times[place:], points.values[place:]
@@ -134,7 +139,7 @@ def block(samples: ReplicaSamples, start_seconds: float, about: dict[str, Any] |
             columns[key] = len(times)
             moments = [round(moment * 1000.0) for moment in points.times]
             times.append(array("q", map(sub, moments, [0, *moments])).tobytes())
-        rows.append([_flat(series_id), columns[key], points.refused])
+        rows.append([_flat(series_id), columns[key], points.infinite_seconds, points.nan_seconds])
         values.append(points.values.tobytes())
     head = {
         "start": start_seconds,
@@ -207,11 +212,13 @@ def _parsed(packed: bytes) -> tuple[ReplicaSamples, float, dict[str, Any]]:
         columns.append(array("d", [moment / 1000.0 for moment in accumulate(moments)]))
         place += 8 * count
     samples = ReplicaSamples(until_seconds=float(head["until"]))
-    for flat, column, refused in head["series"]:
+    for flat, column, infinite, nan in head["series"]:
         times = columns[column]
         values = array("d", body[place : place + 8 * len(times)])
         place += 8 * len(times)
-        samples.series[_labels(flat)] = Points(times=times, values=values, refused=int(refused))
+        samples.series[_labels(flat)] = Points(
+            times=times, values=values, infinite_seconds=float(infinite), nan_seconds=float(nan)
+        )
     if place != len(body):
         raise DamagedError("samples are missing")
     samples.once = {_labels(flat): float(value) for flat, value in head["once"]}

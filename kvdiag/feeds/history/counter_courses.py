@@ -8,10 +8,10 @@ n random numbers has about 2 * sqrt(n)). Lives that are all alike would fit a fe
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import gt
+from operator import gt, itemgetter, ne
 
 from kvdiag.feeds.history.columns import Column
 
@@ -83,3 +83,13 @@ def _courses(values: Sequence[float], most: int) -> tuple[int, int]:
             if len(newest) > most:
                 break
     return len(newest), rises
+
+
+def turns(moments: Mapping[Hashable, Iterable[float]]) -> int:
+    """How often the next moment is another one's; what several have at the same moment is of none."""
+    at: dict[float, Hashable] = {}
+    for holder, times in moments.items():
+        for moment in times:
+            at[moment] = holder if at.get(moment, holder) == holder else None
+    holders = [holder for _, holder in sorted(at.items(), key=itemgetter(0)) if holder is not None]
+    return sum(map(ne, holders, holders[1:]))

@@ -21,6 +21,7 @@ from kvdiag.feeds.history.series_join import Replica, join, pods_of_gpus
 from kvdiag.feeds.history.series_labels import (
     HOST_LABELS,
     METRICS,
+    ONCE,
     UUID_LABELS,
     hosts_of,
     pod_of,
@@ -35,9 +36,6 @@ from kvdiag.sources.prometheus_answers import SOURCE, History, Labels, LostHisto
 from kvdiag.sources.prometheus_api import POINTS_AT_ONCE, Lost, PrometheusSource, Whole
 from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG, PROCESS
 from kvdiag.sources.promql import any_of, named, selector
-
-ONCE = ("config", "about")
-"""Parts that do not change while a server runs, so that the newest sample is enough."""
 
 NEVER = ("kube_pod_info", "kube_pod_container_info")
 """Metrics with information in their labels alone."""

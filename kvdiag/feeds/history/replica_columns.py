@@ -4,21 +4,26 @@ A sample reported twice counts once; an impossible one (a usage of 3, negative b
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from kvdiag.engines import ENGINE_METRICS
 from kvdiag.feeds.history.columns import Column, combined, in_turn
-from kvdiag.feeds.history.counter_courses import falls_of
+from kvdiag.feeds.history.counter_courses import MIN_FALLS, falls_of, turns
 from kvdiag.feeds.history.replica_addresses import Addresses, Candidate
-from kvdiag.feeds.history.series_join import Replica
-from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, target_of, uuid_of
-from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap
+from kvdiag.feeds.history.series_join import OF_NODES, Replica
+from kvdiag.feeds.history.series_labels import METRICS, ONCE, LabelMap, container_name, size_of, target_of, uuid_of
+from kvdiag.model import MAX_BYTES, MAX_COUNT, Gap, GapKind
 from kvdiag.sources.prometheus_answers import SOURCE, Labels, Points
 from kvdiag.sources.prometheus_names import Meaning, Part
 from kvdiag.sources.prometheus_text import engine_label
 
 Key = tuple[str, ...]
 Fields = dict[str, Column]
+
+IMPOSSIBLE_RATIO = 0.01
+"""Of a figure's samples, beyond which impossible ones are no rounding; an exporter has them for what is unknown."""
 
 
 @dataclass(slots=True)
@@ -54,7 +59,7 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
     found: dict[tuple[Part, Key, str], list[Candidate]] = defaultdict(list)
     weight: Counter[tuple[str, ...]] = Counter()
     columns = Columns()
-    refused: Counter[str] = Counter()
+    infinite: dict[str, Gap] = {}
     for series_id in replica.series:
         points = history.get(series_id)
         if points is None:
@@ -62,20 +67,19 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         labels = dict(series_id)
         name = labels.get("__name__", "")
         meaning = METRICS[name]
-        if points.refused:
-            refused[name] += points.refused
+        if points.infinite_seconds and meaning.part not in ONCE:
+            infinite[name] = _impossible("infinite", name, is_proof=True)
         if not len(points) or any(labels.get(label) != value for label, value in meaning.where):
             continue
         weight[target_of(labels)] += len(points)
-        if meaning.part in ("about", "config"):
+        if meaning.part in ONCE:
             columns.reported.append((labels, points))
         else:
             found[meaning.part, _key(meaning, labels), meaning.field].append((meaning.priority, name, labels, points))
     twice: Counter[str] = Counter()
     addresses = Addresses()
     for (part, key, name), candidates in found.items():
-        # Of equal names the target with the most samples counts, and the same one for all fields of a replica.
-        candidates.sort(key=lambda one: (one[0], -weight[target_of(one[2])], sorted(one[2].items())))
+        candidates.sort(key=partial(_order, weight))
         merged = _merged(candidates)
         whole, repeated = in_turn([column for _, column in merged])
         if repeated and len({metric for metric, _ in merged}) < len(merged):
@@ -84,13 +88,12 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
                 addresses.add(candidates)
         most = 1 if name.endswith("_ratio") or part == "up" else MAX_BYTES if name.endswith("_bytes") else MAX_COUNT
         kept, impossible = whole.between(0.0, most)
-        refused[candidates[0][1]] += impossible
+        if impossible:
+            is_proof = impossible > IMPOSSIBLE_RATIO * len(whole.times)
+            columns.gaps.append(_impossible(f"{impossible} impossible", candidates[0][1], is_proof=is_proof))
         if kept.times:
             columns.parts.setdefault(part, {}).setdefault(key, {})[name] = kept
-    for name, count in refused.items():
-        if count:
-            reason = f"{count} samples of {name} are not possible values and are left out"
-            columns.gaps.append(Gap(SOURCE, "absent", reason))
+    columns.gaps += infinite.values()
     if several := addresses.of_several_servers(columns.reported):
         names = ", ".join(several[:3])
         reason = f"several servers have this name at once ({names}): give their targets different labels"
@@ -106,8 +109,25 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         )
         columns.gaps.append(Gap(SOURCE, "absent", reason))
     # One says it: of several servers all counters fall, of a restart too.
-    columns.gaps += sorted(_falling(columns), key=lambda gap: gap.kind != "refused")[:1]
+    doubts = (*_falling(columns), *_changing(replica, history))
+    columns.gaps += sorted(doubts, key=lambda gap: gap.kind != "refused")[:1]
     return columns
+
+
+def _order(weight: Mapping[tuple[str, ...], int], one: Candidate) -> tuple[object, ...]:
+    """Of equal names the target with the most samples counts, and the same one for all fields of a replica.
+
+    Series of one target follow one another where a label changes.
+    """
+    priority, _, labels, points = one
+    target = target_of(labels)
+    return priority, -weight[target], target, points.times[0], sorted(labels.items())
+
+
+def _impossible(samples: str, name: str, *, is_proof: bool) -> Gap:
+    """Samples that are left out; too many of what a server itself reports leave doubt about the others."""
+    kind: GapKind = "failed" if is_proof and name not in OF_NODES else "absent"
+    return Gap(SOURCE, kind, f"{samples} samples of {name} are left out")
 
 
 def _falling(columns: Columns) -> Iterator[Gap]:
@@ -119,11 +139,42 @@ def _falling(columns: Columns) -> Iterator[Gap]:
             continue
         reason = f"{name} falls {falls.count:,} times in {falls.samples:,} samples"
         if falls.servers:
-            servers = f"several servers answer at one address in turn (its samples are {falls.servers} rising counters)"
-            yield Gap(SOURCE, "refused", f"{servers}: {reason}; scrape each server at its own address")
+            yield _in_turn(f"{reason}, and they are {falls.servers} rising counters")
         else:
-            causes = "do several servers answer at one address, or does something change what Prometheus stores"
-            yield Gap(SOURCE, "failed", f"{reason}: does the server restart again and again, {causes}?")
+            yield _unexplained(reason)
+
+
+def _changing(replica: Replica, history: Mapping[Labels, Points]) -> Iterator[Gap]:
+    """Targets whose engine, or the size of whose pool, changes to and fro."""
+    engines: dict[tuple[str, ...], dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
+    pools: dict[tuple[str, ...], dict[Hashable, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for series_id in replica.series:
+        labels = dict(series_id)
+        name = labels["__name__"]
+        points = history.get(series_id)
+        if points is None or name not in ENGINE_METRICS:
+            continue
+        if METRICS[name].field == "requests_running":
+            engines[target_of(labels)][name.partition(":")[0]] += points.times
+        elif any(size := size_of(labels)):
+            pools[(*target_of(labels), engine_label(labels))][size] += points.times
+    for holders in engines.values():
+        if len(holders) > 1 and (count := turns(holders)) >= MIN_FALLS:
+            yield _in_turn(f"the engine changes {count:,} times")
+    for holders in pools.values():
+        # A server that restarts may find room for another number of blocks each time.
+        if len(holders) > 1 and (count := turns(holders)) >= MIN_FALLS:
+            yield _unexplained(f"the size of its pool changes {count:,} times")
+
+
+def _in_turn(reason: str) -> Gap:
+    where = "several servers answer at one address in turn"
+    return Gap(SOURCE, "refused", f"{where}: {reason}; scrape each server at its own address")
+
+
+def _unexplained(reason: str) -> Gap:
+    causes = "do several servers answer at one address, or does something change what Prometheus stores"
+    return Gap(SOURCE, "failed", f"{reason}: does the server restart again and again, {causes}?")
 
 
 def _merged(candidates: Iterable[Candidate]) -> list[tuple[str, Column]]:

@@ -13,7 +13,7 @@ from itertools import groupby
 from kvdiag.engines import ENGINES, engine_of_image
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.feeds.history.replica_columns import Columns
-from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only
+from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only, size_of
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Capabilities, Gap, HostCache, KvPool
 from kvdiag.model.capabilities import ALL
 from kvdiag.sources.prometheus_answers import Points
@@ -75,10 +75,7 @@ class _Config:
     @property
     def size(self) -> tuple[object, ...]:
         """What differs where the pool has another size."""
-        return self.value, *(self.labels.get(label, "") for label in _SIZE_LABELS)
-
-
-_SIZE_LABELS = ("num_gpu_blocks", "block_size", "effective_attention_block_size")
+        return self.value, *size_of(self.labels)
 
 
 def _config(columns: Columns, engine: EngineAdapter) -> list[_Config]:

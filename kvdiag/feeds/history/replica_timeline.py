@@ -76,7 +76,7 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
             *columns.gaps,
             *gaps,
             *_missing(history),
-            *_ended(samples, end_seconds),
+            *_ended(samples, end_seconds, _nan_seconds(replica, history)),
         ),
     )
     earlier = tuple((until, replace(facts, pools=before)) for until, before in pools.earlier)
@@ -254,12 +254,21 @@ def _joined(lost: Sequence[LostHistory]) -> list[LostHistory]:
     return found
 
 
-def _ended(samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
+def _nan_seconds(replica: Replica, history: History) -> float:
+    """The time of the newest NaN among a server's own samples, 0 without any."""
+    own = (history.series.get(series_id) for series_id in replica.own)
+    return max((points.nan_seconds for points in own if points is not None), default=0.0)
+
+
+def _ended(samples: Sequence[Sample], end_seconds: float, nan_seconds: float) -> list[Gap]:
     if not samples:
         return [Gap(SOURCE, "absent", "no series has a sample in this window; widen --window")]
     silent = end_seconds - samples[-1].at_seconds
     if silent <= ENDED_SECONDS:
         return []
+    if nan_seconds - samples[-1].at_seconds > ENDED_SECONDS:
+        reason = f"after {format_time(samples[-1].at_seconds)} all samples are NaN: check what serves or stores them"
+        return [Gap(SOURCE, "failed", reason)]
     reason = (
         f"its series end at {format_time(samples[-1].at_seconds)}, {format_duration(silent)} before the window does: "
         "was the server replaced, or is it no longer scraped?"

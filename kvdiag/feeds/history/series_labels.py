@@ -14,6 +14,9 @@ T = TypeVar("T")
 METRICS: Mapping[str, Meaning] = MappingProxyType({**ENGINE_METRICS, **KVDIAG, **GPU, **CONTAINER, **PROCESS})
 """Every metric that a history is read from."""
 
+ONCE = ("config", "about")
+"""Parts that do not change while a server runs, so that the newest sample is enough."""
+
 LabelMap = Mapping[str, str]
 
 HOST_LABELS = ("node", "kubernetes_node", "nodename", "Hostname", "hostname")
@@ -83,3 +86,8 @@ def workload_of(labels: LabelMap) -> tuple[str, str, str] | None:
         return pod_of(labels)
     own = any(_EXPORTER.search(labels.get(label, "")) for label in ("pod", "container", "namespace"))
     return None if own else pod_of(labels)
+
+
+def size_of(labels: LabelMap) -> tuple[str, ...]:
+    """The size of a pool where labels describe it: what differs where the pool has another size."""
+    return tuple(labels.get(name, "") for name in ("num_gpu_blocks", "block_size", "effective_attention_block_size"))

@@ -58,7 +58,10 @@ def holding(
     fails: Callable[[str], Answer | None] = lambda _query: None,
     ends: Callable[[Series], float] = lambda _one: END_SECONDS,
 ) -> Hostile:
-    """A server with these series, a sample a minute until each ends; what `fails` gives for a query comes instead."""
+    """A server with these series, a sample a minute until each ends, none where its value is "".
+
+    What `fails` gives for a query comes instead.
+    """
 
     def listed(peer: Peer) -> None:
         form = parse_qs(peer.request_body.decode())
@@ -80,7 +83,7 @@ def holding(
         result = []
         for one in series:
             until = min(end, ends(one))
-            values = [[at, value(one, age)] for age, at in moments.items() if start <= at <= until]
+            values = [[at, text] for age, at in moments.items() if start <= at <= until and (text := value(one, age))]
             if one["__name__"] in query and ("UUID" in query or one.get("pod", "no pod") in query) and values:
                 result.append({"metric": one, "values": [[end, "1"]] if once else values})
         reply_json({"status": "success", "data": {"resultType": "matrix", "result": result}})(peer)
@@ -169,6 +172,62 @@ def test_several_servers_in_one_are_unknown_whatever_their_figures_show(
     summary = found["vllm-00"].summary
     assert summary is not None
     assert ((), "vllm") == (summary.growths, summary.version.engine)
+
+
+def of_first(metric: str, value: Callable[[int], str]) -> Callable[[Series, int], str]:
+    """Values that lie about a metric of the first server."""
+    return lambda one, age: value(age) if metric in one["__name__"] and "vllm-00" in one.values() else rising(one, age)
+
+
+def alternating(one: Series, age: int) -> str:
+    """Every second sample is one of what "else" names, the others of the rest; the first server has both."""
+    is_first = "vllm-00" in one.values()
+    changes = is_first and (one.get("num_gpu_blocks") or one["__name__"].endswith(("requests_running", "running_reqs")))
+    is_other = "sglang" in one["__name__"] or one.get("num_gpu_blocks") == "202"
+    return "" if changes and (age % 2 == 0) is is_other else rising(one, age)
+
+
+RESIZED = [{**one, "num_gpu_blocks": "202"} for one in counted(1) if one["__name__"] == "vllm:cache_config_info"]
+OTHERS = [
+    {**one, "__name__": "sglang:num_running_reqs"} for one in counted(1) if one["__name__"].endswith("requests_running")
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "reason"),
+    [
+        pytest.param(of_first("running", lambda _: "-5"), [], "180 impossible samples", id="negative"),
+        pytest.param(of_first(COUNTER, lambda _: "1e300"), [], "180 impossible samples", id="huge"),
+        pytest.param(of_first("usage", lambda age: "+Inf" if age % 2 else "0"), [], "infinite samples", id="infinite"),
+        pytest.param(alternating, RESIZED, "its pool changes 179 times", id="pools"),
+        pytest.param(alternating, OTHERS, "engine changes 179 times", id="engines"),
+    ],
+)
+def test_values_that_no_server_has_make_their_replica_unknown(
+    tmp_path: Path, value: Callable[[Series, int], str], more: list[Series], reason: str
+) -> None:
+    """With the reason, and the same document as that of `kvdiag diagnose`; the server next to it is judged."""
+    with holding(counted(2) + more, value) as server, feed(server, tmp_path) as kept:
+        state = asyncio.run(kept.round(END_SECONDS))
+        assert {one.key: one.present for one in state.verdicts} == diagnosed(server.url, END_SECONDS)
+    first, second = sorted(state.verdicts, key=lambda one: one.key)
+    assert ("unknown", "ok") == (first.present.worst, second.present.worst)
+    assert reason in Judged(key="", subject=(), diagnosis=first.present).summary
+
+
+def test_a_label_that_changes_in_each_sample_costs_none_of_them(tmp_path: Path) -> None:
+    """Series of one sample each, in the order of their times and not of their labels."""
+    series = counted(1)
+    moved = [{**one, "build": str(age)} for one in series for age in range(SAMPLES) if one["__name__"] == COUNTER]
+
+    def value(one: Series, age: int) -> str:
+        return rising(one, age) if one.get("build", str(age)) == str(age) else ""
+
+    for some, folder in ((series, "one"), ([one for one in series if one["__name__"] != COUNTER] + moved, "many")):
+        with holding(some, value) as server, feed(server, tmp_path / folder) as kept:
+            (verdict,) = asyncio.run(kept.round(END_SECONDS)).verdicts
+        assert ("ok", SAMPLES) == (verdict.present.worst, verdict.present.samples)
+        assert not any("exist twice" in gap.reason for gap in verdict.present.gaps)
 
 
 def test_a_pool_of_another_size_leaves_the_start_of_the_process(tmp_path: Path) -> None:

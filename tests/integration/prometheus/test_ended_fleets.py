@@ -11,7 +11,7 @@ from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound
 from tests.fixtures.hostile import Answer, refused_port, reply_json
 from tests.integration.prometheus.histories import END_SECONDS
-from tests.integration.prometheus.test_bad_fleets import Series, counted, feed, holding, rising
+from tests.integration.prometheus.test_bad_fleets import SAMPLES, Series, counted, feed, holding, rising
 from tests.integration.prometheus.test_fleet_rounds import diagnosed
 from tests.unit.outputs.test_fleet import SOURCE
 
@@ -58,29 +58,47 @@ def test_what_cannot_be_read_for_hours_stays_unknown_while_it_is_listed(tmp_path
             assert {"vllm-00": OK} == after(kept, 0.0)
 
 
-def test_what_never_had_a_sample_is_unknown_while_it_is_listed(tmp_path: Path) -> None:
-    """With the document of `kvdiag diagnose`, in each round and after a restart; it has ended once its series have."""
-    ended = [END_SECONDS]
+@pytest.mark.parametrize("samples", [0, 20])
+def test_what_has_only_nan_is_unknown_while_it_is_listed(tmp_path: Path, samples: int) -> None:
+    """From the start or after some samples: with the document of `kvdiag diagnose`, in each round and after a restart.
+
+    It has ended an hour after its last NaN.
+    """
+    until = [END_SECONDS]
 
     def value(one: Series, age: int) -> str:
-        return "NaN" if "vllm-01" in one.values() else rising(one, age)
+        return "NaN" if "vllm-01" in one.values() and age < SAMPLES - samples else rising(one, age)
 
     def ends(one: Series) -> float:
-        return ended[0] if "vllm-01" in one.values() else END_SECONDS
+        return until[0] if "vllm-01" in one.values() else END_SECONDS
 
     both = {"vllm-00": OK, "vllm-01": ("unknown", None)}
     with holding(counted(2), value, ends=ends) as server:
         with feed(server, tmp_path) as kept:
-            assert both == after(kept, 2.0)
-            assert both == after(kept, 0.5)
+            assert both == after(kept, 2.5)
+            assert both == after(kept, 1.3)
             assert {one.key: one.present for one in kept.state.verdicts} == diagnosed(
-                server.url, END_SECONDS - 0.5 * HOUR
+                server.url, END_SECONDS - 1.3 * HOUR
             )
+        until[0] = END_SECONDS - 1.3 * HOUR
         with feed(server, tmp_path) as kept:
             assert both == shown(kept.state)
-            assert both == after(kept, 0.1)
-            ended[0] = END_SECONDS - 2.0 * HOUR
+            assert both == after(kept, 0.5)
             assert {"vllm-00": OK} == after(kept, 0.0)
+
+
+def test_what_has_no_sample_is_unknown_while_it_is_listed(tmp_path: Path) -> None:
+    """Of one whose pool alone is described nothing shows whether it has ended, until it is not listed any more."""
+    until = [END_SECONDS]
+    series = [one for one in counted(2) if "vllm-00" in one.values() or one["__name__"] == "vllm:cache_config_info"]
+
+    def ends(one: Series) -> float:
+        return until[0] if "vllm-01" in one.values() else END_SECONDS
+
+    with holding(series, ends=ends) as server, feed(server, tmp_path) as kept:
+        assert {"vllm-00": OK, "vllm-01": ("unknown", None)} == after(kept, 0.5)
+        until[0] = END_SECONDS - 2.0 * HOUR
+        assert {"vllm-00": OK} == after(kept, 0.0)
 
 
 def test_what_can_be_read_again_is_no_longer_unknown(tmp_path: Path) -> None:

@@ -29,15 +29,41 @@ POINTS = st.lists(
 
 @given(POINTS, POINTS)
 def test_points_ascend_and_are_finite(first: list[tuple[float, str]], second: list[tuple[float, str]]) -> None:
-    """Out of order, twice or no number: what is kept ascends strictly and can be counted with."""
+    """Of another answer before, twice or no number: what is kept ascends strictly and can be counted with."""
     # Answers with any points come one after the other
     history = History()
     for points in (first, second):
-        add_samples(json.loads(json.dumps(matrix(*points))), START, END, history)
+        add_samples(json.loads(json.dumps(matrix(*sorted(points)))), START, END, history)
     kept = history.series.get(KEY, Points())
     assert sorted(set(kept.times)) == list(kept.times)
     assert all(value in (1.0, 0.5) for value in kept.values)
     assert len(kept) <= len(first) + len(second)
+
+
+@pytest.mark.parametrize("is_compact", [True, False])
+@pytest.mark.parametrize(
+    ("some", "expected"),
+    [
+        pytest.param([[(START, "1"), (START + 60.0, "2"), (START + 30.0, "3")]], "time goes back", id="backwards"),
+        pytest.param([[(START, "1")], [(START, "2")]], "two values at one time", id="two values"),
+        pytest.param([[(START + 30.0, "2")], [(START, "1"), (START + 30.0, "2")]], [1.0, 2.0], id="two parts"),
+        pytest.param([[(START, "1"), (START, "1"), (START + 30.0, "2")]], [1.0, 2.0], id="a sample twice"),
+    ],
+)
+def test_a_series_has_one_value_at_a_time(
+    some: list[list[tuple[float, str]]], expected: str | list[float], is_compact: bool
+) -> None:
+    """In the order of time, whether its samples stand in one place or in two."""
+    whole = answer_with([("a", points) for points in some])
+    answer = decoded_answer(json.dumps(whole, separators=(",", ":")).encode(), "x") if is_compact else whole
+    assert answer is not None
+    history = History()
+    if isinstance(expected, str):
+        with pytest.raises(Unreadable, match=expected):
+            add_samples(answer, START, END, history)
+    else:
+        add_samples(answer, START, END, history)
+        assert [expected] == [list(points.values) for points in history.series.values()]
 
 
 LABEL_TEXTS = st.sampled_from(["a", '"values":[[1,"2"]]', '"]]', "\\", ',"', "\u00e9"])
@@ -92,7 +118,8 @@ def read_of(answer: dict[str, Any] | None, start_seconds: float = START) -> obje
         count = add_samples(answer, start_seconds, END, history)
     except Unreadable as error:
         return str(error)
-    return count, {key: (list(one.times), list(one.values), one.refused) for key, one in history.series.items()}
+    series = history.series.items()
+    return count, {key: (list(one.times), list(one.values), one.infinite_seconds) for key, one in series}
 
 
 @pytest.mark.parametrize(
