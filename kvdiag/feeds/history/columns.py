@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, islice
+from math import inf
 from operator import ne
 from typing import TypeVar
 
@@ -33,6 +34,10 @@ class Column:
     times: array[float]
     values: array[float]
 
+    def part(self, start: int, end: int) -> Column:
+        """The samples from one place to before another."""
+        return Column(targets=self.targets, times=self.times[start:end], values=self.values[start:end])
+
     def between(self, least: float, most: float) -> tuple[Column, int]:
         """The samples with possible values, and how many have impossible ones."""
         # Half of a day's figures stay the same: their bytes are compared at once.
@@ -48,22 +53,27 @@ class Column:
 def in_turn(columns: Sequence[Column]) -> tuple[Column, int]:
     """One column of several for the same field, and how many of them overlap those before.
 
-    The first one counts; of the others only samples before or after all that are there: a metric that an upgrade
-    renamed, a pod with another address after its restart.
+    The first one counts; of the others only samples from before, between or after those that are there: a metric that
+    an upgrade renamed, a pod with another address after each restart.
     """
-    whole = columns[0]
+    parts = [columns[0]]
     twice = 0
     for column in columns[1:]:
-        before = bisect_left(column.times, whole.times[0])
-        after = bisect_right(column.times, whole.times[-1])
-        twice += after > before
-        if before or after < len(column.times):
-            whole = Column(
-                targets=whole.targets | column.targets,
-                times=column.times[:before] + whole.times + column.times[after:],
-                values=column.values[:before] + whole.values + column.values[after:],
-            )
-    return whole, twice
+        ends = [-inf, *(end for part in parts for end in (part.times[0], part.times[-1])), inf]
+        fitting = [
+            column.part(bisect_right(column.times, after), bisect_left(column.times, before))
+            for after, before in zip(ends[::2], ends[1::2], strict=True)
+        ]
+        twice += sum(len(one.times) for one in fitting) < len(column.times)
+        parts = sorted([*parts, *(one for one in fitting if one.times)], key=lambda part: part.times[0])
+    if len(parts) == 1:
+        return parts[0], twice
+    times, values = array("d"), array("d")
+    for part in parts:
+        times += part.times
+        values += part.values
+    targets = frozenset[Target]().union(*(part.targets for part in parts))
+    return Column(targets=targets, times=times, values=values), twice
 
 
 def combined(columns: Sequence[Column], of: Callable[[Iterable[float]], float]) -> Column:

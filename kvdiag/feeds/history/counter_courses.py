@@ -29,7 +29,7 @@ MISSED_RATIO = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Falls:
-    """How often a counter falls between two scrapes, in so many samples; `servers` is 0 where no courses show any."""
+    """How often a counter falls, in so many samples; `servers` is 0 where no courses show any."""
 
     count: int
     samples: int
@@ -40,22 +40,23 @@ def falls_of(column: Column, started_seconds: float) -> Falls | None:
     """The falls of a counter that no restart explains; `None` where they are few.
 
     `started_seconds` is when the newest process began, 0 where that is not reported: what was before it may have been
-    restarts.
+    restarts, but for courses that continue.
     """
     values = column.values.tolist()
     if values == sorted(values):
         return None
-    place = bisect_right(column.times, started_seconds)
-    values = values[place:]
-    if sum(map(gt, values, values[1:])) < MIN_FALLS:
+    count = _in_turn(column.times, values)
+    if count >= MIN_FALLS:
+        most = int(COURSES_PER_ROOT * count**0.5)
+        courses, rises = _courses(values, most)
+        if courses <= most and rises * 2 >= count:
+            # Behind one address, too, a server may have begun just now.
+            return Falls(count=count, samples=len(values), servers=courses)
+    values = values[bisect_right(column.times, started_seconds) :]
+    count = sum(map(gt, values, values[1:]))
+    if count < MIN_FALLS or count <= FALLS_RATIO * len(values):
         return None
-    count = _in_turn(column.times[place:], values)
-    most = int(COURSES_PER_ROOT * count**0.5)
-    courses, rises = _courses(values, most)
-    few = courses <= most
-    if count < MIN_FALLS or (not few and count <= FALLS_RATIO * len(values)):
-        return None
-    return Falls(count=count, samples=len(values), servers=courses if few and rises * 2 >= count else 0)
+    return Falls(count=count, samples=len(values), servers=0)
 
 
 def _in_turn(times: Sequence[float], values: Sequence[float]) -> int:

@@ -32,19 +32,31 @@ class Addresses:
         self._agreed: dict[str, list[bool]] = {}
         """Of each host, whether it agreed with the others, for each figure that shows it."""
         self._until: dict[str, float] = {}
+        self._ports: set[str] = set()
+        """Addresses of one host whose counters contradict each other."""
 
     @property
     def names(self) -> list[str]:
         """All hosts that reported at the same time as another."""
         return sorted(self._agreed)
 
+    @property
+    def unclear(self) -> list[str]:
+        """The hosts of which nothing shows that they are one server's: no figure at comparable times."""
+        return sorted(host for host, agreed in self._agreed.items() if not agreed)
+
     def add(self, candidates: Iterable[Candidate]) -> None:
         """Compare the series of one figure; none overlap where each address begins after the one before has ended."""
         hosts: dict[str, dict[_Same, Points]] = defaultdict(dict)
+        instances: dict[tuple[str, _Same], str] = {}
         for _, metric, labels, points in candidates:
             meaning = METRICS[metric]
             part = tuple(labels.get(name, "") for name in (*meaning.adds, *meaning.ranks))
-            hosts[_host(labels)][metric, *part] = points
+            host, key, instance = _host(labels), (metric, *part), labels.get("instance", "")
+            before = hosts[host].get(key)
+            if before is not None and metric.endswith("_total") and not all(_agree([before, points], is_counter=True)):
+                self._ports |= {instances[host, key], instance}
+            hosts[host][key], instances[host, key] = points, instance
         spans = {
             host: (min(one.times[0] for one in some.values()), max(one.times[-1] for one in some.values()))
             for host, some in hosts.items()
@@ -63,14 +75,13 @@ class Addresses:
                     self._agreed[host] += agreed
 
     def of_several_servers(self, reported: Iterable[tuple[LabelMap, Points]]) -> list[str]:
-        """The hosts that are of different servers; `reported` has the start times of their processes."""
+        """The hosts and ports that are of different servers; `reported` has the start times of their processes."""
         starts: dict[str, float] = {}
         for labels, points in reported:
             host = _host(labels)
             if labels.get("__name__") == "process_start_time_seconds" and host in self._agreed:
                 starts[host] = max(starts.get(host, 0.0), points.values[-1])
-        # Without a figure that both report at comparable times nothing shows that they are one.
-        found = {host for host, agreed in self._agreed.items() if not agreed or not all(agreed)}
+        found = self._ports | {host for host, agreed in self._agreed.items() if not all(agreed)}
         for earlier, later in pairwise(sorted(starts, key=lambda host: starts[host])):
             # An address that is no longer scraped when the server restarts keeps the start of the process before.
             if starts[later] - starts[earlier] > SAME_START_SECONDS and starts[later] <= self._until[earlier]:

@@ -98,6 +98,10 @@ def sort_out(replica: Replica, history: Mapping[Labels, Points]) -> Columns:
         names = ", ".join(several[:3])
         reason = f"several servers have this name at once ({names}): give their targets different labels"
         columns.gaps.append(Gap(SOURCE, "refused", reason))
+    elif unclear := addresses.unclear:
+        names = ", ".join(unclear[:3])
+        reason = f"nothing shows whether these addresses ({names}) are of one server: give their targets other labels"
+        columns.gaps.append(Gap(SOURCE, "failed", reason))
     elif addresses.names:
         names = ", ".join(addresses.names[:3])
         reason = f"this server is scraped at several addresses ({names}): the address with most samples is used"

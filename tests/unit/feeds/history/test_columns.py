@@ -81,6 +81,14 @@ def test_a_second_column_fills_what_lies_outside(
     assert (expected, twice) == (readings(whole), repeated)
 
 
+def test_each_address_of_a_pod_that_moves_has_its_turn() -> None:
+    """The address with the most samples comes first; what is between two of them counts as well."""
+    lives = (column((1, 1), (2, 2), (3, 3)), column((7, 7), (8, 8)), column((5, 5), target=OTHER))
+    whole, repeated = in_turn(lives)
+    assert ([(1, 1), (2, 2), (3, 3), (5, 5), (7, 7), (8, 8)], 0) == (readings(whole), repeated)
+    assert {PAGE, OTHER} == whole.targets
+
+
 @given(st.lists(COLUMNS, min_size=1, max_size=4))
 def test_turns_ascend_and_invent_nothing(columns: list[Column]) -> None:
     """Joined columns have ascending times and only values that were in a sample."""

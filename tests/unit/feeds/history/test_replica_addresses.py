@@ -17,9 +17,11 @@ def points(values: list[float], *, first: float = 0.0) -> Points:
     return Points(times=array("d", [first + 30.0 * at for at in range(len(values))]), values=array("d", values))
 
 
-def series(address: str, values: list[float], *, first: float = 0.0, metric: str = COUNTER) -> Candidate:
+def series(
+    address: str, values: list[float], *, first: float = 0.0, metric: str = COUNTER, port: int = 8000
+) -> Candidate:
     """One series of a pod that is scraped at this address."""
-    return 0, metric, {"__name__": metric, "pod": "a", "instance": f"{address}:8000"}, points(values, first=first)
+    return 0, metric, {"__name__": metric, "pod": "a", "instance": f"{address}:{port}"}, points(values, first=first)
 
 
 def started(address: str, seconds: float) -> tuple[LabelMap, Points]:
@@ -43,10 +45,16 @@ BOTH = ["10.0.0.1", "10.0.0.2"]
             series("10.0.0.1", [20, 40, 0, 20]), series("10.0.0.2", [30, 50, 10, 30], first=15.0), [], id="a restart"
         ),
         pytest.param(
-            series("10.0.0.1", [1, 2, 1], metric=GAUGE),
-            series("10.0.0.2", [1, 2, 1], first=15.0, metric=GAUGE),
-            BOTH,
-            id="gauges at other times show nothing",
+            series("10.0.0.1", [0, 20, 40]),
+            series("10.0.0.1", [5, 15, 25], first=15.0, port=8001),
+            ["10.0.0.1:8000", "10.0.0.1:8001"],
+            id="two ports",
+        ),
+        pytest.param(
+            series("10.0.0.1", [0, 20, 40]),
+            series("10.0.0.1", [10, 30, 50], first=15.0, port=8001),
+            [],
+            id="two ports of one server",
         ),
         pytest.param(
             series("10.0.0.1", [0, 20, 40]), series("10.0.0.2", [0, 20, 40], first=900.0), [], id="one after the other"
@@ -60,6 +68,13 @@ def test_counters_show_whether_two_addresses_are_one_server(
     addresses = Addresses()
     addresses.add([one, other])
     assert several == addresses.of_several_servers([])
+
+
+def test_gauges_at_other_times_show_nothing() -> None:
+    """Neither that the addresses are of one server, nor of two: an autoscaler's job keeps no counters."""
+    addresses = Addresses()
+    addresses.add([series(address, [1, 2, 1], first=15.0 * at, metric=GAUGE) for at, address in enumerate(BOTH)])
+    assert ([], BOTH) == (addresses.of_several_servers([]), addresses.unclear)
 
 
 @pytest.mark.parametrize(("apart", "several"), [(1.0, []), (60.0, BOTH)])
