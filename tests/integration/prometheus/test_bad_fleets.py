@@ -34,8 +34,7 @@ def counted(count: int, instance: str | None = None) -> list[Series]:
     return [one if instance is None else {**one, "instance": instance} for one in found]
 
 
-COUNTER = "vllm:generation_tokens_total"
-RUNNING = "vllm:num_requests_running"
+COUNTER, RUNNING = "vllm:generation_tokens_total", "vllm:num_requests_running"
 
 
 def rising(one: Series, age: int) -> str:
