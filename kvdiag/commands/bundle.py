@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import kvdiag
-from kvdiag.commands.connect import agent_reader, connect, without_credentials
+from kvdiag.commands.connect import agent_reader, base_url, connect, without_credentials
 from kvdiag.commands.doctor import look
 from kvdiag.commands.options.common import Duration, ServerAccess, agent_option, collected, given_by, server_access
 from kvdiag.diagnosis import diagnose
@@ -141,7 +141,7 @@ def _about(recording: Path | None, options: BundleOptions) -> dict[str, Any]:
         "packages": dict(_packages()),
         "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "recording": None if recording is None else recording.name,
-        "url": None if options.url is None else without_credentials(options.url),
+        "url": None if options.url is None else without_credentials(base_url(options.url)),
         "agent_dir": options.agent_dir is not None,
     }
 

@@ -10,8 +10,8 @@ import pytest
 from kvdiag.feeds.recording.archive import MAX_ENTRIES, NEWEST_SECONDS, newest
 from kvdiag.feeds.recording.folder_timeline import read_recorded
 from kvdiag.model import Sample, Timeline
-from tests.fixtures.hostile import free_port
-from tests.unit.commands.bad_input.refusals import call, refusal
+from tests.fixtures.hostile import Hostile, free_port
+from tests.unit.commands.bad_input.refusals import SERVER, call, refusal
 
 TRACE = Path(__file__).parents[2] / "golden" / "traces" / "vllm-0.32.0-starved.jsonl.gz"
 
@@ -50,6 +50,17 @@ def test_no_key_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [] == [text for text in texts if "sesame" in text]
     about = json.loads(archive.read("about.json"))
     assert TRACE.name == about["recording"]
+
+
+def test_no_key_of_an_address_is_packed(tmp_path: Path) -> None:
+    """Neither a password nor what a query has."""
+    path = tmp_path / "report.zip"
+    with Hostile(SERVER) as server:
+        address = f"{server.url.replace('//', '//me:sesame@')}/v1?token=sesame"
+        assert 0 == call("bundle", "--url", address, "--watch", "5s", "--out", str(path)).code
+        archive = zipfile.ZipFile(path)
+        assert server.url == json.loads(archive.read("about.json"))["url"]
+    assert [] == [name for name in archive.namelist() if b"sesame" in archive.read(name)]
 
 
 def test_an_archive_is_never_overwritten(bundle: Path) -> None:
