@@ -16,9 +16,9 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import gt, lt
+from operator import itemgetter, lt
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -75,10 +75,10 @@ class Points:
     def __len__(self) -> int:
         return len(self.times)
 
-    def add(self, times: array[float], values: array[float], *, ascending: bool = False) -> None:
-        """Append samples; those not later than the last one are left out. `ascending`: the times are known to be."""
+    def add(self, times: array[float], values: array[float]) -> None:
+        """Append samples in ascending order; those not later than the last one are left out."""
         last = self.times[-1] if self.times else -math.inf
-        if times[0] > last and (ascending or ascends(times)) and math.isfinite(sum(values)):
+        if times[0] > last and math.isfinite(sum(values)):
             self.times = self.times + times if self.times else times
             self.values = self.values + values if self.values else values
             return
@@ -194,8 +194,7 @@ def _by_columns(body: bytes | bytearray) -> dict[str, Any] | None:
         if not found:
             return None
         found.reverse()
-        # The decoder asks for the value of each constant in the order of the text. With a constant that the server sent
-        # there is one more than samples, and `pop` raises.
+        # The decoder asks for each constant in turn; one that the server sent is one too many, and `pop` raises.
         rest.append(body[place:])
         answer = decode(b"".join(rest), max_values=MAX_ANSWER_VALUES, parse_constant=lambda _: found.pop())
     except (ValueError, IndexError, OverflowError):
@@ -355,15 +354,13 @@ def add_samples(
         read[key] = _together(read[key], columns, key) if key in read else columns
     count = 0
     for key, columns in read.items():
-        # A sample outside the requested interval would be counted in the next one too.
-        times = columns.times
-        first, last = (times[0], times[-1]) if columns.ascending else (min(times), max(times))
-        if not (start_seconds - 1.0 <= first and last <= end_seconds + 1.0):
-            raise _wrong("samples lie outside the requested interval")
         # Some servers have a sample twice.
-        if not columns.ascending and any(map(gt, times, times[1:])):
-            raise _wrong(f"time goes back in the samples of {_name(key)}")
-        into.series.setdefault(key, Points()).add(times, columns.values, ascending=columns.ascending)
+        pairs = zip(columns.times, columns.values, strict=True)
+        times, values, _ = columns if columns.ascending else _single(pairs, key)
+        # A sample outside the requested interval would be counted in the next one too.
+        if not (start_seconds - 1.0 <= times[0] and times[-1] <= end_seconds + 1.0):
+            raise _wrong("samples lie outside the requested interval")
+        into.series.setdefault(key, Points()).add(times, values)
         count += len(times)
         if into.is_full:
             raise TooMuchError("failed", f"more than {MAX_POINTS:,} samples: shorten --window")
@@ -372,11 +369,20 @@ def add_samples(
 
 def _together(one: SampleColumns, other: SampleColumns, key: Labels) -> SampleColumns:
     """The samples of a series that an answer has twice, as under two names of its metric."""
-    both = sorted({*zip(one.times, one.values, strict=True), *zip(other.times, other.values, strict=True)})
-    times, values = (array("d", column) for column in zip(*both, strict=True))
-    if not ascends(times):
-        raise _wrong(f"{_name(key)} has two values at one time")
-    return SampleColumns(times, values, ascending=True)
+    pairs = (pair for each in (one, other) for pair in zip(each.times, each.values, strict=True))
+    return _single(sorted(pairs, key=itemgetter(0)), key)
+
+
+def _single(pairs: Iterable[tuple[float, float]], key: Labels) -> SampleColumns:
+    """One sample for each time, where one may be there twice; an error if they contradict each other."""
+    found: dict[float, float] = {}
+    for moment, value in pairs:
+        before = found.setdefault(moment, value)
+        if before != value and not (math.isnan(before) and math.isnan(value)):
+            raise _wrong(f"{_name(key)} has two values at one time")
+    if not ascends(times := array("d", found)):
+        raise _wrong(f"time goes back in the samples of {_name(key)}")
+    return SampleColumns(times, array("d", found.values()), ascending=True)
 
 
 def _name(key: Labels) -> str:

@@ -25,8 +25,9 @@ from kvdiag.diagnosis.fleet import compare
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.errors import KvdiagError
-from kvdiag.feeds.fleet.fleet_feed import ENDED_SECONDS, FleetFeed
+from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict
+from kvdiag.feeds.fleet.kept_replica import ENDED_SECONDS
 from kvdiag.feeds.fleet.state_folder import StateFolder
 from kvdiag.feeds.history.columns import JOIN_SECONDS
 from kvdiag.model import Timeline

@@ -1,15 +1,15 @@
 """Keeps a fleet's verdicts up to date from a Prometheus, in rounds: a round costs what is new, not what there is.
 
 A round, in this order: the survey lists the replicas of the window, as it does for `kvdiag diagnose`; of each replica
-only what is new since its last read is read, with an overlap for samples that arrive late, and added to its file; then
-replicas are judged again, as many as the round's processor time allows: those never judged, those whose memory has
-changed most since their verdict, those whose verdict is the oldest. Judging takes 30 times as long as reading, which is
-why not all of a large fleet are judged in every round; each verdict says as of when it is, and is the one that
-`kvdiag diagnose --prometheus` gives for that moment.
+only what is new is read and added to its file; then replicas are judged again, as many as the round's processor time
+allows: those never judged, those whose memory has changed most since their verdict, those whose verdict is the oldest.
+Judging takes 30 times as long as reading, which is why not all of a large fleet are judged in every round; each verdict
+says as of when it is, and is the one that `kvdiag diagnose --prometheus` gives for that moment.
 
-A replica is read over the whole window where it is new, has a series that was not known, or has no file. An interval
-that could not be read makes its replicas unknown and is read again, at most hourly after the first times. If the survey
-fails, or lists nothing, nothing is known of the present: verdicts stay, and none of them is ok.
+A replica is read over the whole window where it is new, has a series that was not known, or has no file; otherwise from
+its newest sample on, however late that is, and now and then again from further back. An interval that could not be read
+makes its replicas unknown and is read again, at most hourly after the first times. If the survey fails, or lists
+nothing, nothing is known of the present: verdicts stay, and none of them is ok.
 
 A replica has ended when an hour that was read has no sample of it. What could not be read may have some, and one that
 never had a sample may yet get one: these have ended only if the Prometheus no longer lists their series in the last
@@ -32,7 +32,7 @@ from kvdiag.errors import KvdiagError
 from kvdiag.feeds.fleet.clock_check import MAX_CLOCK_SECONDS, wrong_clock
 from kvdiag.feeds.fleet.first_verdicts import FirstVerdicts
 from kvdiag.feeds.fleet.fleet_round import FleetRound, ReplicaVerdict, kept_verdict, restored_verdict
-from kvdiag.feeds.fleet.kept_replica import KeptReplica, figures_of
+from kvdiag.feeds.fleet.kept_replica import ENDED_SECONDS, KeptReplica, figures_of
 from kvdiag.feeds.fleet.replica_judging import judge_replica
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples, read_until
 from kvdiag.feeds.fleet.state_folder import StateFolder
@@ -44,12 +44,6 @@ from kvdiag.model import Gap, Timeline
 from kvdiag.sources.http import Unreadable
 from kvdiag.sources.prometheus_answers import SOURCE
 from kvdiag.sources.prometheus_api import PrometheusSource
-
-OVERLAP_SECONDS = 120.0
-"""Read again before what is new: a late scrape, a remote write that was queued."""
-
-ENDED_SECONDS = 3600.0
-"""Without a sample, after which a replica is no longer shown; until the window has passed it counts for its version."""
 
 TOGETHER = 200
 """Replicas that one query for new samples names."""
@@ -157,7 +151,8 @@ class FleetFeed:
         finally:
             self._first = self._task = None
             gc.enable()
-        return self._publish(began, window, gaps=found.gaps, judged=judged, samples=samples)
+        gaps = (*found.gaps, *self._silence())
+        return self._publish(began, window, gaps=gaps, judged=judged, samples=samples)
 
     def stop(self) -> None:
         """End the round in progress, from any thread; what it has read is kept."""
@@ -253,10 +248,7 @@ class FleetFeed:
             one.restore(samples, one.replica)
         if one.known is None or not one.known.issuperset(one.replica.series):
             return window.start_seconds
-        start = one.until_seconds - OVERLAP_SECONDS
-        if one.hole_seconds is not None and window.end_seconds >= one.retry_seconds:
-            start = min(start, one.hole_seconds)
-        return max(start, window.start_seconds)
+        return max(one.start_seconds(window.end_seconds), window.start_seconds)
 
     def _add(self, one: KeptReplica, samples: ReplicaSamples, window: Window, *, whole_window: bool) -> None:
         try:
@@ -289,12 +281,13 @@ class FleetFeed:
             about = {} if one.verdict is None or one.is_new else kept_verdict(one.verdict)
             self._folder.replace(key, samples, window.start_seconds, about)
             one.known = {*one.replica.series, *samples.known()}
-            one.newest_seconds = samples.newest_seconds(one.replica)
+            one.newest_seconds, one.newest = samples.newest_seconds(one.replica), samples.newest()
         else:
             self._folder.extend(key, samples, window.start_seconds)
             # What another replica has for a while, a GPU that changed hands, is unknown when it returns.
             one.known = one.known.intersection(one.replica.series) | samples.known()
             one.newest_seconds = max(one.newest_seconds, samples.newest_seconds(one.replica))
+            one.newest |= samples.newest()
         one.until_seconds = samples.until_seconds
         one.wait_for_samples()
         one.figures |= figures_of(samples)
@@ -321,6 +314,13 @@ class FleetFeed:
         for one in silent:
             if SOURCE not in sources and listed.isdisjoint(one.replica.own):
                 one.lost_seconds = 0.0
+
+    def _silence(self) -> tuple[Gap, ...]:
+        """That all replicas have ended, which is also what samples that arrive hours late look like."""
+        if any(one.silent_seconds <= ENDED_SECONDS for one in self._kept.values()):
+            return ()
+        reason = "no replica has a sample of the last hour: are all servers stopped, or do samples arrive late?"
+        return (Gap(SOURCE, "failed", reason),)
 
     def _judge(self, first: FirstVerdicts, began: float, window: Window) -> int:
         """Judge as many replicas as there is time for, and return their number."""

@@ -1,6 +1,7 @@
 """What a fleet's feed keeps in memory of a replica between two rounds."""
 
 import math
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -9,6 +10,15 @@ from kvdiag.feeds.fleet.replica_samples import ReplicaSamples
 from kvdiag.feeds.history.series_join import Replica
 from kvdiag.feeds.history.series_labels import METRICS
 from kvdiag.sources.prometheus_answers import Labels
+
+ENDED_SECONDS = 3600.0
+"""Without a sample, after which a replica is no longer shown; until the window has passed it counts for its version."""
+
+OVERLAP_SECONDS = 120.0
+"""Least time that is read again: samples of several targets arrive one after the other."""
+
+AGAIN = ((3600.0, 7200.0), (24.0 * 3600.0, math.inf))
+"""How often a replica is read again, and how far back: samples may arrive after newer ones, as from a queue on disk."""
 
 _MEMORY = ("device", "process", "torch", "host", "container")
 
@@ -29,6 +39,10 @@ class KeptReplica:
     lost_seconds: float = 0.0
     """The end of the newest interval that could not be read, or of all where it never had a sample; 0 without any."""
     newest_seconds: float = 0.0
+    newest: dict[str, float] = field(default_factory=dict)
+    """The time of the newest sample of each metric."""
+    again_seconds: list[float] = field(default_factory=list)
+    """When it is read again, for each of `AGAIN`."""
     figures: dict[str, float] = field(default_factory=dict)
     """Its newest memory figures, and those when it was judged."""
     judged_figures: dict[str, float] = field(default_factory=dict)
@@ -43,6 +57,7 @@ class KeptReplica:
         """Take over what a file says of the replica: until when it was read, and what could not be."""
         self.until_seconds = samples.until_seconds
         self.newest_seconds = max(self.newest_seconds, samples.newest_seconds(replica))
+        self.newest = samples.newest()
         self.hole_seconds = min((lost.start_seconds for lost in samples.lost), default=None)
         self.lost_seconds = max((lost.end_seconds for lost in samples.lost), default=0.0)
         self.unread = next((lost.reason for lost in samples.lost), None)
@@ -52,6 +67,36 @@ class KeptReplica:
         """One that never had a sample has not ended: what was read of it shows as little as what could not be."""
         if not self.newest_seconds:
             self.lost_seconds = self.until_seconds
+
+    def start_seconds(self, end_seconds: float) -> float:
+        """Where a read until `end_seconds` begins: at the newest sample of the metric of which it is the oldest.
+
+        An interval is a power of two, so that most replicas begin at the same moment and are read together. A metric
+        without a sample for an hour is one that the server no longer has.
+        """
+        newest = max(self.newest.values(), default=self.until_seconds)
+        late_seconds = self.until_seconds - min(
+            (moment for moment in self.newest.values() if moment >= newest - ENDED_SECONDS), default=newest
+        )
+        back_seconds = OVERLAP_SECONDS
+        while back_seconds < late_seconds:
+            back_seconds *= 2.0
+        start = self.until_seconds - back_seconds
+        if self.hole_seconds is not None and end_seconds >= self.retry_seconds:
+            start = min(start, self.hole_seconds)
+        return min(start, self._again(end_seconds))
+
+    def _again(self, end_seconds: float) -> float:
+        """Where it begins because it is time to read it again. Not all replicas have their turn in the same round."""
+        if not self.again_seconds:
+            turn = zlib.crc32(self.replica.key.encode()) / 2**32
+            self.again_seconds = [end_seconds + turn * every_seconds for every_seconds, _ in AGAIN]
+        start = math.inf
+        for place, (every_seconds, back_seconds) in enumerate(AGAIN):
+            if end_seconds >= self.again_seconds[place]:
+                self.again_seconds[place] = end_seconds + every_seconds
+                start = min(start, end_seconds - back_seconds)
+        return start
 
     @property
     def silent_seconds(self) -> float:

@@ -54,10 +54,19 @@ class ReplicaSamples:
         return {*self.series, *self.once}
 
     def newest_seconds(self, replica: Replica) -> float:
-        """The time of the newest sample of the replica's own series, be it NaN; 0 without any."""
+        """The time of the newest sample of the replica's own series, be it no number; 0 without any."""
         others = () if replica.own == replica.series else OF_NODES
-        own = [one for key, one in self.series.items() if metric_of(key) not in others]
-        return max((max(one.nan_seconds, *one.times[-1:], 0.0) for one in own), default=0.0)
+        return max((moment for name, moment in self.newest().items() if name not in others), default=0.0)
+
+    def newest(self) -> dict[str, float]:
+        """The time of the newest sample of each metric, be it no number."""
+        found: dict[str, float] = {}
+        for series_id, points in self.series.items():
+            newest = max(points.nan_seconds, points.infinite_seconds, *points.times[-1:])
+            if newest:
+                name = metric_of(series_id)
+                found[name] = max(found.get(name, 0.0), newest)
+        return found
 
     def merge(self, other: "ReplicaSamples", start_seconds: float) -> None:
         """Take over what a later read brought, which began at `start_seconds`."""
