@@ -30,6 +30,8 @@ ENDED_SECONDS = 300.0
 MAX_LOST = 8
 """Intervals that could not be read and are listed one by one."""
 
+_JUDGED = frozenset({"kv_usage_ratio", "requests_running"})
+
 API_SERVER = "API server"
 FIRST_LIFE = 1
 
@@ -77,6 +79,7 @@ def timeline_of(replica: Replica, history: History, end_seconds: float) -> tuple
             *gaps,
             *_missing(history),
             *_ended(samples, end_seconds, _nan_seconds(replica, history)),
+            *_partly_ended(columns, samples, end_seconds),
         ),
     )
     earlier = tuple((until, replace(facts, pools=before)) for until, before in pools.earlier)
@@ -258,6 +261,27 @@ def _nan_seconds(replica: Replica, history: History) -> float:
     """The time of the newest NaN among a server's own samples, 0 without any."""
     own = (history.series.get(series_id) for series_id in replica.own)
     return max((points.nan_seconds for points in own if points is not None), default=0.0)
+
+
+def _partly_ended(columns: Columns, samples: Sequence[Sample], end_seconds: float) -> list[Gap]:
+    """Figures that end while the server's others continue: it was not replaced, and they are no longer known."""
+    newest: dict[str, float] = {}
+    for fields in columns.of("engine").values():
+        for name in _JUDGED.intersection(fields):
+            newest[name] = max(newest.get(name, 0.0), fields[name].times[-1])
+    for part, name in (("devices", "GPU memory"), ("host", "host memory")):
+        found = next((one.at_seconds for one in reversed(samples) if getattr(one, part) is not None), None)
+        newest |= {} if found is None else {name: found}
+    scrapes = [(one["up"].times[-1], one["up"].values[-1]) for one in columns.of("up").values()]
+    scraped_seconds, is_up = max(scrapes, default=(0.0, 1.0))
+    alive_seconds = max(scraped_seconds, *(one.at_seconds for one in samples[-1:]), 0.0)
+    ended = [(name, seconds) for name, seconds in newest.items() if end_seconds - seconds > ENDED_SECONDS]
+    # A scrape that fails is a gap of its own.
+    if not ended or not is_up or end_seconds - alive_seconds > ENDED_SECONDS:
+        return []
+    named = ", ".join(f"{name} ends at {format_time(seconds)}" for name, seconds in ended)
+    reason = "while other series of this server continue: check what is served, and what the scrape drops"
+    return [Gap(SOURCE, "failed", f"{named} {reason}")]
 
 
 def _ended(samples: Sequence[Sample], end_seconds: float, nan_seconds: float) -> list[Gap]:

@@ -1,6 +1,7 @@
 """A replica that has ended disappears after an hour; one that cannot be read stays unknown while it is listed."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from kvdiag.feeds.fleet.fleet_feed import FleetFeed
 from kvdiag.feeds.fleet.fleet_round import FleetRound
 from tests.fixtures.hostile import Answer, refused_port, reply_json
 from tests.integration.prometheus.histories import END_SECONDS
-from tests.integration.prometheus.test_bad_fleets import SAMPLES, Series, counted, feed, holding, rising
+from tests.integration.prometheus.test_bad_fleets import (
+    COUNTER,
+    RUNNING,
+    SAMPLES,
+    Series,
+    counted,
+    feed,
+    holding,
+    rising,
+)
 from tests.integration.prometheus.test_fleet_rounds import diagnosed
 from tests.unit.outputs.test_fleet import SOURCE
 
@@ -160,3 +170,28 @@ def test_the_gpu_of_a_host_does_not_keep_a_server_that_has_ended(tmp_path: Path)
     with holding(series, ends=ends) as prometheus, feed(prometheus, tmp_path) as kept:
         assert {"vllm-00", "vllm-01"} == after(kept, 1.5).keys()
         assert {"vllm-01"} == after(kept, 0.5).keys()
+
+
+@pytest.mark.parametrize(
+    ("ended", "worst"),
+    [
+        pytest.param(lambda one: "vllm" in one["__name__"], "unknown", id="engine"),
+        pytest.param(lambda one: one["__name__"] == RUNNING, "unknown", id="running requests"),
+        pytest.param(lambda one: "DCGM" in one["__name__"], "unknown", id="GPU"),
+        pytest.param(lambda one: one["__name__"] == COUNTER, "ok", id="counter"),
+        pytest.param(lambda _: True, "ok", id="everything"),
+    ],
+)
+def test_a_server_of_which_a_part_has_ended_is_not_ok(
+    tmp_path: Path, ended: Callable[[Series], bool], worst: str
+) -> None:
+    """What is judged by the part that ended is no longer known; a server that was replaced has ended as a whole."""
+
+    def ends(one: Series) -> float:
+        return END_SECONDS - 0.5 * HOUR if "vllm-01" in one.values() and ended(one) else END_SECONDS
+
+    gpus = [{**one, "pod": one["exported_pod"]} if "exported_pod" in one else one for one in counted(2)]
+    series = [{name: value for name, value in one.items() if name != "exported_pod"} for one in gpus]
+    with holding(series, ends=ends) as server, feed(server, tmp_path) as kept:
+        assert {"vllm-00": OK, "vllm-01": (worst, None)} == after(kept, 0.0)
+        assert {one.key: one.present for one in kept.state.verdicts} == diagnosed(server.url, END_SECONDS)
