@@ -97,10 +97,12 @@ async def survey(source: PrometheusSource, match: str, window: Window) -> Survey
     replicas, gaps = join(found | around, alone, shared)
     if len(replicas) > MAX_REPLICAS:
         raise TooMuchError("failed", f"{len(replicas):,} replicas, more than {MAX_REPLICAS:,}: narrow --match")
-    warned = [Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in source.warnings]
+    warned = tuple(Gap(SOURCE, "failed", f"the server warns: {warning}") for warning in source.warnings)
     if series.unlisted and not replicas:
         raise TooMuchError("failed", series.unlisted[0].reason)
     replicas, unlisted = _incomplete(replicas, series.unlisted)
+    # Of any of them series may be missing from a list that is not complete.
+    replicas = tuple(replace(one, gaps=(*one.gaps, *warned)) for one in replicas) if warned else replicas
     return Survey(replicas=replicas, gaps=(*warned, *unlisted, *gaps))
 
 

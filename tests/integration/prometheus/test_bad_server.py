@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -37,11 +38,18 @@ def pods(count: int) -> list[dict[str, str]]:
     return found
 
 
-def serving(series: list[dict[str, str]], fails: Callable[[str], Answer | None] = lambda _query: None) -> Hostile:
-    """A server that has these series, with a sample a minute; what `fails` gives for a query comes instead."""
+def serving(
+    series: list[dict[str, str]],
+    fails: Callable[[str], Answer | None] = lambda _query: None,
+    listed_with: Mapping[str, object] = MappingProxyType({}),
+) -> Hostile:
+    """A server that has these series, with a sample a minute; what `fails` gives for a query comes instead.
+
+    `listed_with` is what else its list of series has.
+    """
 
     def listed(peer: Peer) -> None:
-        reply_json({"status": "success", "data": series})(peer)
+        reply_json({"status": "success", "data": series, **listed_with})(peer)
 
     def queried(peer: Peer) -> None:
         form = parse_qs(peer.request_body.decode())
@@ -167,6 +175,15 @@ def test_a_warning_makes_it_unknown(diagnose: Diagnose) -> None:
         {"status": "success", "data": {"resultType": "matrix", "result": []}, "warnings": ["store eu-1 is gone"]}
     )
     with serving(pods(1), lambda query: partly if "DCGM" in query else None) as server:
+        replica = whole(diagnose("--prometheus", server.url, "--output", "json"))["replicas"][0]
+    assert "unknown" == replica["worst"]
+    assert containing("store eu-1 is gone") in [gap["reason"] for gap in replica["gaps"]]
+
+
+def test_a_warning_of_an_incomplete_list_makes_it_unknown(diagnose: Diagnose) -> None:
+    """The series that a store did not list, such as those of a GPU that leaks, are not queried for."""
+    listed = [one for one in pods(1) if "DCGM" not in one["__name__"]]
+    with serving(listed, listed_with={"warnings": ["store eu-1 is gone"]}) as server:
         replica = whole(diagnose("--prometheus", server.url, "--output", "json"))["replicas"][0]
     assert "unknown" == replica["worst"]
     assert containing("store eu-1 is gone") in [gap["reason"] for gap in replica["gaps"]]
