@@ -24,19 +24,19 @@ FILE_MODE = 0o666
 """Less what the umask takes away, as of any file."""
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a regular file for reading; a pipe in its place is not waited for.
+def opened(path: Path, *, write: bool = False) -> IO[bytes]:
+    """Open a regular file for reading, and for writing too; a pipe in its place is not waited for.
 
     Raises:
         OSError: it cannot be read, or is no regular file.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(file).st_mode
     if not stat.S_ISREG(mode):
         os.close(file)
         code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
         raise OSError(code, os.strerror(code) if code == errno.EISDIR else "it is not a regular file", str(path))
-    return os.fdopen(file, "rb")
+    return os.fdopen(file, "r+b" if write else "rb")
 
 
 def folder(path: Path, *, link: bool = True) -> int:

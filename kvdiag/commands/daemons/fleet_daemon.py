@@ -10,7 +10,7 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,6 +36,9 @@ from kvdiag.outputs.fleet_status import FleetReplica, FleetStatus, worst_first
 from kvdiag.server.fleet_pages import FleetPages
 
 _log = structlog.get_logger()
+
+EVERY_SECONDS = 300.0
+"""Between the starts of two rounds, unless --every says otherwise."""
 
 MIN_PAUSE_SECONDS = 5.0
 """Between two rounds that take longer than their interval."""
@@ -70,9 +73,13 @@ class FleetDaemon(WebDaemon):
         self._folder = StateFolder(
             options.record_dir or Path(self._own.name if self._own else ""),
             {"url": self._source.url, "match": match, "window": known.window},
+            discarded=self._discarded,
         )
+        if (others := self._folder.others) is not None:
+            reason = f"keeps {_about(others)}, discarded once {self._source.url} has answered"
+            _log.warning("record-dir", path=str(options.record_dir), reason=reason)
         self._window_seconds = span.end_seconds - span.start_seconds
-        self._every_seconds = options.tick_seconds or options.every
+        self._every_seconds = options.tick_seconds or options.every or EVERY_SECONDS
         self._status: FleetStatus
         self._feed = FleetFeed(
             # A file with a token is read again for each round: Kubernetes renews it every hour.
@@ -92,6 +99,10 @@ class FleetDaemon(WebDaemon):
         # By the round's own thread: comparing a thousand replicas takes longer than an answer may.
         status = status_of(state, self._source, self._window_seconds, self._options.limits)
         self._status = replace(status, every_seconds=self._every_seconds)
+
+    def _discarded(self, replicas: int) -> None:
+        reason = f"of {_about(self._folder.others or {})}; this daemon watches another fleet, or over another window"
+        _log.warning("record-dir", path=str(self._options.record_dir), discarded=replicas, reason=reason)
 
     def _history(self, key: str) -> Timeline | None:
         found = self._feed.timeline(key)
@@ -144,6 +155,12 @@ class FleetDaemon(WebDaemon):
             _log.error("configuration", reason=f"{error}; the previous configuration stays in effect")
             return
         _log.info("configuration", state="reloaded; other options than --web-config need a restart")
+
+
+def _about(kept: Mapping[str, object]) -> str:
+    """What a folder keeps, in words."""
+    url, match, window = (kept.get(name) for name in ("url", "match", "window"))
+    return f"{window} of {url} {{{match}}}" if url else "the state of an unknown fleet"
 
 
 def _own_folder() -> tempfile.TemporaryDirectory[str]:

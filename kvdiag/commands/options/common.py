@@ -148,6 +148,12 @@ def given_by(option: Any, *flags: str, default: Any = None, restart: bool = Fals
     return field(default=default, metadata={"option": new or option, "restart": restart})
 
 
+def flag_of(one: Field[Any]) -> str:
+    """The flag of a new option."""
+    flags, _ = one.metadata["option"]
+    return flags[0] if flags else f"--{one.name.replace('_', '-')}"
+
+
 def _option(one: Field[Any], hint: Any) -> Any:
     if callable(ready := one.metadata["option"]):
         return ready
@@ -158,8 +164,9 @@ def _option(one: Field[Any], hint: Any) -> Any:
         attributes = {"type": types[kind], **attributes}
     if hint is bool:
         attributes = {"is_flag": True, **attributes}
-    names = flags or (f"--{one.name.replace('_', '-')}",)
-    return click.option(*names, one.name, default=False if hint is bool else one.default, **attributes)
+    return click.option(
+        *(flags or (flag_of(one),)), one.name, default=False if hint is bool else one.default, **attributes
+    )
 
 
 def collected(kind: type[Any], name: str) -> Callable[[Callable[..., T]], Callable[..., T]]:

@@ -25,6 +25,7 @@ from kvdiag.commands.options.common import (
     Within,
     agent_option,
     collected,
+    flag_of,
     given_by,
     request_ids_option,
     server_access,
@@ -64,7 +65,7 @@ class ServeOptions:
     access: ServerAccess = given_by(server_access)
     agent_dir: Path | None = given_by(agent_option)
     history: PrometheusFields = given_by(prometheus_fields)
-    every: float = given_by("Time between rounds of --prometheus.", type=Duration(30.0, 3600.0), default="5m")
+    every: float | None = given_by("Time between rounds of --prometheus; default: 5m.", type=Duration(30.0, 3600.0))
     show_request_ids: bool = given_by(request_ids_option, default=False, restart=True)
     allow_profile: bool = given_by(
         "Take profiles on POST /api/v1/profile from this machine.",
@@ -104,10 +105,16 @@ class ServeOptions:
         given = [name for name, value in own.items() if value is not None]
         if self.allow_profile and self.agent_dir is None:
             raise click.UsageError("--allow-profile needs --agent-dir, where the server's agents publish")
-        if self.history.prometheus is None and self.history.match:
-            raise click.UsageError("--match needs --prometheus")
+        if self.history.prometheus is None and (needless := self._only_of_fleets()):
+            raise click.UsageError(f"{needless} needs --prometheus")
         if self.history.prometheus is not None and given:
             raise click.UsageError(f"give either --prometheus, to watch a fleet, or {given[0]}, to watch one server")
+
+    def _only_of_fleets(self) -> str | None:
+        """An option that is given, and that only a fleet's daemon has; `None` if there is none."""
+        given = [one for one in fields(PrometheusFields) if getattr(self.history, one.name) != one.default]
+        given += [one for one in fields(self) if one.name == "every" and self.every is not None]
+        return flag_of(given[0]) if given else None
 
     @cached_property
     def address(self) -> tuple[str, int]:

@@ -1,8 +1,9 @@
 """The folder that keeps a fleet's state: one file for each replica, and one that says what they are of.
 
 A file is replaced in one step when its replica is judged, and extended in between; a block that a crash cut off is
-dropped, and its samples are read again. Files of another Prometheus or selector, and those that a crash left half
-written, are removed at the start. One daemon writes to a folder at a time.
+dropped, and its samples are read again. Files that a crash left half written are removed at the start; those of another
+Prometheus, selector or window when the first replica of this one is kept, so that a wrong address costs nothing. One
+daemon writes to a folder at a time.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,13 +38,16 @@ class ReplicaFiles:
         """A replica's samples; `None` if there is no usable file."""
         file = self._file(key)
         try:
-            content = _content(file)
-            samples, _, sound = restored(content)
+            with files.opened(file, write=True) as opened:
+                # A page is made while a round appends: what it has not written yet is no damage.
+                fcntl.flock(opened, fcntl.LOCK_EX)
+                content = _read(opened)
+                samples, _, sound = restored(content)
+                if sound < len(content):
+                    with contextlib.suppress(OSError):
+                        opened.truncate(sound)
         except (OSError, DamagedError):
             return None
-        if sound < len(content):
-            with contextlib.suppress(OSError):
-                os.truncate(file, sound)
         return samples
 
     def content(self, key: str) -> bytes:
@@ -91,6 +95,7 @@ class ReplicaFiles:
     def _append(self, key: str, content: bytes) -> None:
         file = os.open(self._file(key), os.O_WRONLY | os.O_APPEND | files.CLOSED)
         with os.fdopen(file, "ab", buffering=0) as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
             before = os.fstat(file).st_size
             try:
                 written = opened.write(content)
@@ -111,10 +116,15 @@ class ReplicaFiles:
 
 
 class StateFolder(ReplicaFiles):
-    """The files of a fleet. `about` says what they are of; others are not read."""
+    """The files of a fleet. `about` says what they are of; others are not read, and removed by the first that is kept.
 
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        """Make or open the folder.
+    `others` is what those are of, as far as it is known; `None` where there are none.
+    """
+
+    def __init__(
+        self, path: Path, about: Mapping[str, Any], *, discarded: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Make or open the folder; `discarded` gets the number of files of others when they are removed.
 
         Raises:
             KvdiagError: it cannot be written, or another kvdiag uses it.
@@ -125,24 +135,48 @@ class StateFolder(ReplicaFiles):
             self._lock = _locked(path / _LOCK)
             for file in path.glob(f".*{files.UNFINISHED}"):
                 file.unlink()
-            if self._about() != (known := {"format": FORMAT, **about}):
-                for file in self._files():
-                    file.unlink()
-                files.replace(path / _ABOUT, json.dumps(known).encode())
+            self._known, self._discarded = {"format": FORMAT, **about}, discarded
+            before = self._about()
+            self.others = before if before != self._known and list(self._files()) else None
+            if before != self._known and self.others is None:
+                self._write_about()
         except OSError as error:
             reason = f"cannot keep the fleet in {path}: {error.strerror}"
             raise KvdiagError(f"{reason}; give another --record-dir") from error
+
+    def load(self, key: str) -> ReplicaSamples | None:
+        """A replica's samples; `None` if there is no usable file."""
+        return None if self.others is not None else super().load(key)
+
+    def take(self, key: str, content: bytes) -> None:
+        """Write a replica's file; those of others are removed before it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self.others is not None:
+            old = list(self._files())
+            for file in old:
+                file.unlink()
+            self._discarded(len(old))
+            self._write_about()
+            self.others = None
+        super().take(key, content)
+
+    def _write_about(self) -> None:
+        files.replace(self._path / _ABOUT, json.dumps(self._known).encode())
 
     @property
     def shared(self) -> ReplicaFiles:
         """The same files for a worker process, without the lock."""
         return ReplicaFiles(self._path)
 
-    def _about(self) -> Any:
+    def _about(self) -> Mapping[str, Any]:
         try:
-            return json.loads((self._path / _ABOUT).read_bytes())
+            found = json.loads((self._path / _ABOUT).read_bytes())
         except (OSError, ValueError):
-            return None
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _files(self) -> Iterator[Path]:
         for entry in os.scandir(self._path):
@@ -155,7 +189,7 @@ class StateFolder(ReplicaFiles):
 
     def kept(self) -> Iterator[tuple[str, Mapping[str, Any], ReplicaSamples]]:
         """Each replica that has a file, what is kept with its samples, and these; damaged files are removed."""
-        for file in sorted(self._files()):
+        for file in sorted(self._files()) if self.others is None else ():
             with contextlib.suppress(OSError, DamagedError):
                 samples, about, _ = restored(_content(file))
                 if isinstance(key := about.get("key"), str) and self._file(key) == file:
@@ -167,7 +201,11 @@ class StateFolder(ReplicaFiles):
 
 def _content(file: Path) -> bytes:
     with files.opened(file) as opened:
-        content = opened.read(MAX_FILE_BYTES + 1)
+        return _read(opened)
+
+
+def _read(opened: IO[bytes]) -> bytes:
+    content = opened.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise DamagedError("the file is too large")
     return content

@@ -16,6 +16,8 @@ IMPORTED = "import sys, kvdiag.commands.serve; print(*sorted(sys.modules))"
         pytest.param(["--prometheus", "http://p", "--url", "http://s"], "either --prometheus", id="a server too"),
         pytest.param(["--prometheus", "http://p", "--agent-dir", "/a"], "or --agent-dir", id="agents too"),
         pytest.param(["--match", '{a="b"}'], "--match needs --prometheus", id="a selector alone"),
+        pytest.param(["--url", "http://s", "--every", "5m"], "--every needs --prometheus", id="rounds alone"),
+        pytest.param(["--url", "http://s", "--header", "a:b"], "--header needs --prometheus", id="a header alone"),
         pytest.param(["--prometheus", "ftp://p"], "is not a Prometheus address", id="no address"),
         pytest.param(["--prometheus", "http://p", "--match", "up"], "is not a selector", id="no selector"),
         pytest.param(["--prometheus", "http://p", "--window", "soon"], "is not a duration", id="no window"),

@@ -1,10 +1,12 @@
 """A fleet's state on disk: checked as any input, and for its owner alone."""
 
+import fcntl
 import resource
 import struct
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -164,4 +166,48 @@ def test_a_verdict_replaces_a_file_of_several_rounds(tmp_path: Path) -> None:
     folder.judged(KEY, kept, 0.0, {"node": "b"})
     assert [(KEY, {"key": KEY, "node": "b"})] == about(folder)
     assert folder.load(KEY) == replace(kept, blocks=1)
+    folder.close()
+
+
+def test_the_state_of_another_fleet_stays_until_the_first_replica_is_kept(tmp_path: Path) -> None:
+    """Until then it is another's: nothing of it is read, and its own daemon finds it as it was."""
+    old, new = {"url": "http://old"}, {"url": "http://new"}
+    discarded: list[int] = []
+
+    def kept(about: dict[str, str], *, replaces: bool = False) -> list[str]:
+        folder = StateFolder(tmp_path, about, discarded=discarded.append)
+        found = [key for key, _, _ in folder.kept()] + ["loaded"] * (folder.load(KEY) is not None)
+        if replaces:
+            folder.replace(KEY, samples(), 0.0, {})
+        folder.close()
+        return found
+
+    assert [] == kept(old, replaces=True)
+    assert [] == kept(new)
+    assert [KEY, "loaded"] == kept(old)
+    assert [] == discarded
+    assert [] == kept(new, replaces=True)
+    assert [1] == discarded
+    assert [KEY, "loaded"] == kept(new)
+    assert [] == kept(old)
+
+
+def test_a_block_that_is_being_written_is_not_taken_for_half_of_one(tmp_path: Path) -> None:
+    """A page reads the file while a round extends it; the block is there afterwards."""
+    folder = StateFolder(tmp_path, {})
+    folder.replace(KEY, samples(), 0.0, {})
+    [path] = tmp_path.glob("*.replica")
+    content = block(replace(samples(), until_seconds=180.0), 60.0)
+    with ThreadPoolExecutor(1) as page:
+        with path.open("ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(content[:20])
+            reading = page.submit(folder.load, KEY)
+            # A page that does not wait has answered by now.
+            wait([reading], timeout=0.5)
+            file.write(content[20:])
+        found = reading.result()
+    assert found is not None
+    assert (180.0, 2) == (found.until_seconds, found.blocks)
+    assert found == folder.load(KEY)
     folder.close()
