@@ -53,7 +53,9 @@ def assert_no_leak(
         env = {**os.environ, **({} if api_key is None else {"KVDIAG_API_KEY": api_key})}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
         if not trace.exists():
-            raise KvdiagError(done.stderr.strip() or f"kvdiag run ended with {done.returncode}")
+            raise KvdiagError(
+                done.stderr.strip().removeprefix("kvdiag: ") or f"kvdiag run ended with {done.returncode}"
+            )
         found = diagnose(replace(load(trace), name=url))
     leaks = [one for one in found.problems if one.id.startswith(LEAK)]
     undecided = found.finding("leak.kv_blocks").status == "unknown"

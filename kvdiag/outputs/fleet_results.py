@@ -1,12 +1,13 @@
 """The diagnosis of many replicas as the outputs show it: each one's own, and the comparison of all of them."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.formatting import format_duration, plural
-from kvdiag.model import Diagnosis, Gap, Status
+from kvdiag.model import Diagnosis, Finding, Gap, Status
 from kvdiag.outputs.presentation import ORDER, problems_of, sentence
 
 NAMES = ("cluster", "namespace", "pod")
@@ -64,6 +65,12 @@ def _realm(key: str, subject: tuple[tuple[str, str], ...]) -> str:
     return key[len(own) :].partition(" [")[2].removesuffix("]")
 
 
+def exhaustion_seconds(findings: Iterable[Finding]) -> float:
+    """The soonest exhaustion of memory among some findings, infinite without any."""
+    known = (one.growth.exhaustion_seconds for one in findings if one.growth is not None)
+    return min((seconds for seconds in known if seconds is not None), default=float("inf"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """One replica, or one GPU without a known server, by the labels that name it."""
@@ -77,9 +84,14 @@ class Judged:
         """The length of the replica's history."""
         return (self.diagnosis.end_seconds - self.diagnosis.start_seconds) / 3600.0
 
-    def order(self) -> tuple[int, str]:
-        """The worst first, then by name."""
-        return ORDER.index(self.diagnosis.worst), self.key
+    @property
+    def exhaustion_seconds(self) -> float:
+        """When its memory will be exhausted at this growth, from the verdict on; infinite where that is not known."""
+        return exhaustion_seconds(problems_of(self.diagnosis.findings))
+
+    def order(self) -> tuple[int, float, str]:
+        """The worst first, then the soonest exhaustion of memory, then by name."""
+        return ORDER.index(self.diagnosis.worst), self.exhaustion_seconds, self.key
 
     @property
     def name(self) -> str:

@@ -12,9 +12,9 @@ from kvdiag.diagnosis.fleet import Fleet
 from kvdiag.diagnosis.fleet.replica import Version
 from kvdiag.formatting import format_time
 from kvdiag.model import Finding, Gap, Status
-from kvdiag.outputs.fleet_results import NAMES, FleetDiagnosis, Judged, Source, realm_of
+from kvdiag.outputs.fleet_results import NAMES, FleetDiagnosis, Judged, Source, exhaustion_seconds, realm_of
 from kvdiag.outputs.metrics.families import label
-from kvdiag.outputs.presentation import ORDER, problems_of
+from kvdiag.outputs.presentation import problems_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +70,7 @@ class FleetReplica:
     @property
     def exhaustion_seconds(self) -> float:
         """When its memory will be exhausted at this growth, from the verdict on; infinite where that is not known."""
-        return exhaustion_seconds(self.problems)
-
-
-def exhaustion_seconds(findings: Iterable[Finding]) -> float:
-    """The soonest exhaustion of memory among some findings, infinite without any."""
-    known = (one.growth.exhaustion_seconds for one in findings if one.growth is not None)
-    return min((seconds for seconds in known if seconds is not None), default=float("inf"))
+        return self.judged.exhaustion_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +146,5 @@ class FleetStatus:
 
 
 def worst_first(replicas: Iterable[FleetReplica]) -> tuple[FleetReplica, ...]:
-    """In the order of their verdicts, then the soonest exhaustion of memory, then their names."""
-    return tuple(
-        sorted(replicas, key=lambda one: (ORDER.index(one.status), one.exhaustion_seconds, one.judged.order()))
-    )
+    """In the order of their verdicts, as in `kvdiag diagnose`."""
+    return tuple(sorted(replicas, key=lambda one: one.judged.order()))

@@ -59,8 +59,8 @@ def view_of(query: Mapping[str, Sequence[str]]) -> View:
     start = first.get("start", "")
     return View(
         status=first.get("status", "") if first.get("status") in ORDER else "",
-        version=first.get("version", "")[:256],
-        node=first.get("node", "")[:256],
+        version=first.get("version", ""),
+        node=first.get("node", ""),
         sort=first.get("sort", "") if first.get("sort") in SORTS else SORTS[0],
         start=int(start) if start.isascii() and start.isdecimal() and len(start) < 6 else 0,  # noqa: PLR2004
     )
@@ -145,7 +145,7 @@ def _chosen(replicas: Iterable[FleetReplica], view: View) -> list[FleetReplica]:
 
 
 def _filters(status: FleetStatus, view: View) -> Iterator[Html | str]:
-    counts = Counter(one.status for one in status.replicas)
+    counts = Counter(one.status for one in _chosen(status.replicas, replace(view, status="")))
     yield _link(f"all {len(status.replicas)}", View(sort=view.sort), chosen=view == View(sort=view.sort))
     for each in ORDER:
         yield " · "

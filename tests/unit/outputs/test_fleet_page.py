@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable
 from dataclasses import replace
 from http import HTTPStatus
@@ -13,7 +14,7 @@ from kvdiag.feeds.history.series_join import join
 from kvdiag.formatting import format_time
 from kvdiag.outputs.fleet_results import NAMES
 from kvdiag.outputs.fleet_status import FleetStatus
-from kvdiag.outputs.html.fleet_page import View, view_of
+from kvdiag.outputs.html.fleet_page import View, page, version_name, view_of
 from kvdiag.outputs.metrics.fleet_metrics import FleetCollector, fleet_figures
 from kvdiag.server.answers import Answer
 from kvdiag.server.fleet_pages import FleetPages
@@ -175,6 +176,22 @@ def test_links_filter_and_sort() -> None:
     shown = {"status": ["fault"], "sort": ["node"], "start": ["-1"], "unknown": ["x"]}
     assert View(status="fault", sort="node") == view_of(shown)
     assert "/?status=fault&sort=node" == view_of(shown).address
+
+
+@pytest.mark.parametrize("model", ["tiny", "m" * 300])
+def test_a_link_shows_as_many_replicas_as_it_says(model: str) -> None:
+    """Of each verdict, also where the page shows one version, however long its name."""
+    status = renamed(*(own(number, namespace="prod", pod=f"vllm-{number}") for number in range(3)))
+    first, *others = status.replicas
+    status = replace(status, replicas=(replace(first, version=replace(first.version, model=model)), *others))
+    versions = {version_name(one) for one in status.replicas}
+    assert len(versions) > 1
+    for version in ("", *versions):
+        links_of = re.findall(r'<a href="(/[?][^"]*)">([0-9]+) [a-z]+</a>', page(status, View(version=version), 0.0))
+        assert links_of
+        for address, count in links_of:
+            shown = served(address.replace("&amp;", "&"), status)
+            assert int(count) == sum(to.startswith("/replica/") for to in links(shown))
 
 
 def test_a_finding_that_may_be_another_has_both_in_the_metrics() -> None:
