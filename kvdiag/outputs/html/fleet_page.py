@@ -155,6 +155,9 @@ def _filters(status: FleetStatus, view: View) -> Iterator[Html | str]:
         if value:
             yield f" · {name} {value} "
             yield _link("(any)", _only(replace(view, start=0), name, ""))
+        if status.replicas:
+            yield " · "
+            yield element("a", f"by {name}", href=f"#{name}")
 
 
 def _only(view: View, name: str, value: str) -> View:
@@ -214,7 +217,7 @@ def _group(title: str, name: str, status: FleetStatus, view: View) -> Iterator[H
         )
         for group, counts in ranked[:MAX_GROUPS]
     ]
-    yield element("h2", title)
+    yield element("h2", title, id=name)
     yield kit.table(((name, ""), *((each, "number") for each in ORDER)), rows, "groups")
     if len(ranked) > MAX_GROUPS:
         yield element("p", f"and {len(ranked) - MAX_GROUPS:,} more: sort the replicas by {name}")

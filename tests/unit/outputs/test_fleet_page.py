@@ -73,6 +73,13 @@ def own(number: int, **labels: str) -> dict[str, str]:
     return {"instance": f"10.0.0.{number}:8000", "job": "vllm", **labels}
 
 
+def test_the_top_of_the_page_leads_to_what_stands_below_the_replicas() -> None:
+    """A reader of 200 rows finds the versions and the nodes."""
+    page = served("/")
+    assert {"#version", "#node"} == {link for link in links(page) if link.startswith("#")}
+    assert {"version", "node"} <= {attrs.get("id") for _, attrs in page.seen}
+
+
 def test_a_page_that_is_kept_until_the_next_round_has_no_ages() -> None:
     """It has the moment of the last round, which stays true."""
     text = served("/").text
