@@ -111,7 +111,11 @@ class Judged:
             return sentence(diagnosis)
         count = Counter(one.status for one in diagnosis.findings)
         unknown = f", {count['unknown']} unknown" if count["unknown"] else ""
-        return f"no fault found; {count['ok']} of {len(diagnosis.findings)} checks ok{unknown}"
+        # As that its series end: who reads `ok` must not take it for a server that works.
+        noted = next(
+            (f"; {one.reason}" for one in diagnosis.gaps if (one.source, one.kind) == ("prometheus", "absent")), ""
+        )
+        return f"no fault found; {count['ok']} of {len(diagnosis.findings)} checks ok{unknown}{noted}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvdiag.feeds.fleet.fleet_round import ReplicaVerdict
 from kvdiag.feeds.fleet.replica_samples import ReplicaSamples
+from kvdiag.feeds.history.replica_timeline import SILENT_SECONDS
 from kvdiag.feeds.history.series_join import Replica
 from kvdiag.feeds.history.series_labels import METRICS
 from kvdiag.sources.prometheus_answers import Labels
@@ -105,9 +106,11 @@ class KeptReplica:
 
     @property
     def change(self) -> float:
-        """How much its memory has changed since its verdict, as a ratio; infinite after a restart."""
+        """How much its memory has changed since its verdict, as a ratio; infinite after a restart, or an end."""
         names = self.figures.keys() | self.judged_figures.keys()
         if self.figures.get("started_seconds") != self.judged_figures.get("started_seconds"):
+            return math.inf
+        if self.as_of_seconds - self.newest_seconds <= SILENT_SECONDS < self.until_seconds - self.newest_seconds:
             return math.inf
         pairs = ((self.figures.get(name, 0.0), self.judged_figures.get(name, 0.0)) for name in names)
         return max((abs(now - then) / max(now, then, 1.0) for now, then in pairs), default=0.0)
@@ -119,11 +122,12 @@ class KeptReplica:
 
 
 def figures_of(samples: ReplicaSamples) -> dict[str, float]:
-    """The newest memory figures that a read brought, by part and field, and when the server's process started."""
+    """The newest figures that a read brought, by part and field: memory, whether it answers, and its process' start."""
     found: dict[str, float] = defaultdict(float)
     for series_id, points in samples.series.items():
         meaning = METRICS[dict(series_id)["__name__"]]
-        if meaning.part in _MEMORY and meaning.field.endswith("_bytes") and points.values:
+        is_memory = meaning.part in _MEMORY and meaning.field.endswith("_bytes")
+        if (is_memory or meaning.part == "up") and points.values:
             found[f"{meaning.part} {meaning.field}"] += points.values[-1] * meaning.scale
     for series_id, value in samples.once.items():
         if dict(series_id)["__name__"] == "process_start_time_seconds":

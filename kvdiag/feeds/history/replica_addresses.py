@@ -32,8 +32,8 @@ class Addresses:
         self._agreed: dict[str, list[bool]] = {}
         """Of each host, whether it agreed with the others, for each figure that shows it."""
         self._until: dict[str, float] = {}
-        self._ports: set[str] = set()
-        """Addresses of one host whose counters contradict each other."""
+        self._ports: dict[tuple[str, str], list[bool]] = defaultdict(list)
+        """The same of two addresses of one host, which differ by their ports; or by their jobs alone."""
 
     @property
     def names(self) -> list[str]:
@@ -42,8 +42,9 @@ class Addresses:
 
     @property
     def unclear(self) -> list[str]:
-        """The hosts of which nothing shows that they are one server's: no figure at comparable times."""
-        return sorted(host for host, agreed in self._agreed.items() if not agreed)
+        """The addresses of which nothing shows that they are one server's: no figure at comparable times."""
+        ports = {port for pair, agreed in self._ports.items() if not agreed and len({*pair}) > 1 for port in pair}
+        return sorted(ports | {host for host, agreed in self._agreed.items() if not agreed})
 
     def add(self, candidates: Iterable[Candidate]) -> None:
         """Compare the series of one figure; none overlap where each address begins after the one before has ended."""
@@ -53,9 +54,9 @@ class Addresses:
             meaning = METRICS[metric]
             part = tuple(labels.get(name, "") for name in (*meaning.adds, *meaning.ranks))
             host, key, instance = _host(labels), (metric, *part), labels.get("instance", "")
-            before = hosts[host].get(key)
-            if before is not None and metric.endswith("_total") and not all(_agree([before, points], is_counter=True)):
-                self._ports |= {instances[host, key], instance}
+            if (before := hosts[host].get(key)) is not None and _overlap(before, points):
+                agreed = _agree([before, points], is_counter=metric.endswith("_total"))
+                self._ports[instances[host, key], instance] += agreed
             hosts[host][key], instances[host, key] = points, instance
         spans = {
             host: (min(one.times[0] for one in some.values()), max(one.times[-1] for one in some.values()))
@@ -81,7 +82,8 @@ class Addresses:
             host = _host(labels)
             if labels.get("__name__") == "process_start_time_seconds" and host in self._agreed:
                 starts[host] = max(starts.get(host, 0.0), points.values[-1])
-        found = self._ports | {host for host, agreed in self._agreed.items() if not all(agreed)}
+        found = {port for pair, agreed in self._ports.items() if not all(agreed) for port in pair}
+        found |= {host for host, agreed in self._agreed.items() if not all(agreed)}
         for earlier, later in pairwise(sorted(starts, key=lambda host: starts[host])):
             # An address that is no longer scraped when the server restarts keeps the start of the process before.
             if starts[later] - starts[earlier] > SAME_START_SECONDS and starts[later] <= self._until[earlier]:
@@ -104,6 +106,10 @@ def _together(spans: Mapping[str, _Span]) -> list[str]:
         if before is None or spans[host][1] > spans[before][1]:
             before = host
     return sorted(found)
+
+
+def _overlap(one: Points, other: Points) -> bool:
+    return one.times[0] <= other.times[-1] and other.times[0] <= one.times[-1]
 
 
 def _agree(some: Sequence[Points], *, is_counter: bool) -> Sequence[bool]:

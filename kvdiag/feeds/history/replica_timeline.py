@@ -24,7 +24,7 @@ from kvdiag.formatting import format_duration, format_time
 from kvdiag.model import ENGINE_COUNTS, Engine, Facts, Gap, HostProcess, Sample, Timeline
 from kvdiag.sources.prometheus_answers import SOURCE, History, LostHistory
 
-ENDED_SECONDS = 300.0
+SILENT_SECONDS = 300.0
 """Before the window's end, from which a replica's series count as ended (Prometheus' own look-back)."""
 
 MAX_LOST = 8
@@ -275,9 +275,9 @@ def _partly_ended(columns: Columns, samples: Sequence[Sample], end_seconds: floa
     scrapes = [(one["up"].times[-1], one["up"].values[-1]) for one in columns.of("up").values()]
     scraped_seconds, is_up = max(scrapes, default=(0.0, 1.0))
     alive_seconds = max(scraped_seconds, *(one.at_seconds for one in samples[-1:]), 0.0)
-    ended = [(name, seconds) for name, seconds in newest.items() if end_seconds - seconds > ENDED_SECONDS]
+    ended = [(name, seconds) for name, seconds in newest.items() if end_seconds - seconds > SILENT_SECONDS]
     # A scrape that fails is a gap of its own.
-    if not ended or not is_up or end_seconds - alive_seconds > ENDED_SECONDS:
+    if not ended or not is_up or end_seconds - alive_seconds > SILENT_SECONDS:
         return []
     named = ", ".join(f"{name} ends at {format_time(seconds)}" for name, seconds in ended)
     reason = "while other series of this server continue: check what is served, and what the scrape drops"
@@ -288,9 +288,9 @@ def _ended(samples: Sequence[Sample], end_seconds: float, nan_seconds: float) ->
     if not samples:
         return [Gap(SOURCE, "absent", "no series has a sample in this window; widen --window")]
     silent = end_seconds - samples[-1].at_seconds
-    if silent <= ENDED_SECONDS:
+    if silent <= SILENT_SECONDS:
         return []
-    if nan_seconds - samples[-1].at_seconds > ENDED_SECONDS:
+    if nan_seconds - samples[-1].at_seconds > SILENT_SECONDS:
         reason = f"after {format_time(samples[-1].at_seconds)} all samples are NaN: check what serves or stores them"
         return [Gap(SOURCE, "failed", reason)]
     reason = (

@@ -117,3 +117,11 @@ def test_names_from_outside_do_no_harm() -> None:
     """A label may hold what moves a cursor; the table shows it as what it is."""
     nasty = replace(REPLICAS[-1], subject=(("pod", "\x1b[2Jgone\n[red]"),))
     assert "\x1b" not in "".join(text(replace(FLEET, judged=(nasty,))))
+
+
+def test_what_is_missing_of_a_replica_stands_next_to_its_ok() -> None:
+    """Its series have ended, for instance: `ok` is not of a server that works."""
+    one = next(one for one in REPLICAS if one.diagnosis.worst == "ok")
+    ended = Gap(source="prometheus", kind="absent", reason="its series end at 12:00")
+    noted = replace(one, diagnosis=replace(one.diagnosis, gaps=(*one.diagnosis.gaps, ended)))
+    assert f"{one.summary}; {ended.reason}" == noted.summary

@@ -57,11 +57,17 @@ BOTH = ["10.0.0.1", "10.0.0.2"]
             id="two ports of one server",
         ),
         pytest.param(
+            series("10.0.0.1", [1, 2, 1], metric=GAUGE),
+            series("10.0.0.1", [1, 3, 1], metric=GAUGE, port=8001),
+            ["10.0.0.1:8000", "10.0.0.1:8001"],
+            id="gauges of two ports",
+        ),
+        pytest.param(
             series("10.0.0.1", [0, 20, 40]), series("10.0.0.2", [0, 20, 40], first=900.0), [], id="one after the other"
         ),
     ],
 )
-def test_counters_show_whether_two_addresses_are_one_server(
+def test_figures_show_whether_two_addresses_are_one_server(
     one: Candidate, other: Candidate, several: list[str]
 ) -> None:
     """Those of one server continue from one address to the other."""
@@ -70,11 +76,30 @@ def test_counters_show_whether_two_addresses_are_one_server(
     assert several == addresses.of_several_servers([])
 
 
-def test_gauges_at_other_times_show_nothing() -> None:
+PORTS = ["10.0.0.1:8000", "10.0.0.1:8001"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ports", "later", "unclear"),
+    [
+        pytest.param(BOTH, (8000, 8000), 15.0, BOTH, id="hosts"),
+        pytest.param(BOTH[:1] * 2, (8000, 8001), 15.0, PORTS, id="ports"),
+        pytest.param(BOTH[:1] * 2, (8000, 8000), 15.0, [], id="two jobs"),
+        pytest.param(BOTH[:1] * 2, (8000, 8001), 900.0, [], id="ports one after the other"),
+    ],
+)
+def test_gauges_at_other_times_show_nothing(
+    hosts: list[str], ports: tuple[int, int], later: float, unclear: list[str]
+) -> None:
     """Neither that the addresses are of one server, nor of two: an autoscaler's job keeps no counters."""
     addresses = Addresses()
-    addresses.add([series(address, [1, 2, 1], first=15.0 * at, metric=GAUGE) for at, address in enumerate(BOTH)])
-    assert ([], BOTH) == (addresses.of_several_servers([]), addresses.unclear)
+    addresses.add(
+        [
+            series(host, [1, 2, 1], first=first, metric=GAUGE, port=port)
+            for host, port, first in zip(hosts, ports, (0.0, later), strict=True)
+        ]
+    )
+    assert ([], unclear) == (addresses.of_several_servers([]), addresses.unclear)
 
 
 @pytest.mark.parametrize(("apart", "several"), [(1.0, []), (60.0, BOTH)])
