@@ -24,6 +24,12 @@ def answers(url: str | None, identity: Identity | None, problem: Unreadable | st
     return Check("engine.answers", "pass", f"{url} serves {identity.model or 'an unnamed model'}")
 
 
+def in_turn(url: str, names: str) -> Check:
+    """Fail where several engines answer at one address in turn, as behind a load balancer."""
+    found = f"{url}: {names} answer at this address in turn"
+    return Check("engine.answers", "fail", found, "pass the address of one of them as --url")
+
+
 AFTER_ANSWERS = tuple(f"engine.{name}" for name in ("version", "series", "name_filter", "processes", "clock"))
 """The checks that need a server which answers."""
 

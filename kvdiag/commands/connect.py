@@ -22,7 +22,7 @@ import httpx2
 import kvdiag
 from kvdiag.commands.options.addresses import pasted, without_user
 from kvdiag.commands.options.common import ServerAccess
-from kvdiag.engines import recognise
+from kvdiag.engines import engines_in_turn, recognise
 from kvdiag.errors import KvdiagError
 from kvdiag.feeds.daemon.server_tracker import FoundServer
 from kvdiag.feeds.live.server_facts import gather_facts, read_facts
@@ -146,7 +146,13 @@ class Finder:
         read = self._metrics_url or url
         engine = await recognise(self._reader(read))
         front = None if read == url else await recognise(self._reader(url))
-        facts, identity = await gather_facts(engine, without_credentials(read), self._host, front=front)
+        try:
+            facts, identity = await gather_facts(engine, without_credentials(read), self._host, front=front)
+        except KvdiagError as error:
+            if (names := await engines_in_turn(self._reader(read))) is None:
+                raise
+            reason = f"{names} answer at this address in turn; give the address of one of them"
+            raise KvdiagError(f"{without_credentials(read)}: {reason}") from error
         facts = replace(facts, url=without_credentials(url))
         if identity.server_header != DRILL_HEADER:
             return FoundServer(facts=facts, engine=engine, nvml=self.nvml, identity=identity)

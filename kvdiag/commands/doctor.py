@@ -26,7 +26,7 @@ from kvdiag.commands.options.common import ServerAccess, agent_option, collected
 from kvdiag.commands.options.prometheus_options import PrometheusAccess, PrometheusOptions
 from kvdiag.commands.options.serve_options import LISTEN
 from kvdiag.commands.printing import is_ascii_only, print_json, print_text
-from kvdiag.engines import DEFAULT, ENGINES, recognise
+from kvdiag.engines import DEFAULT, ENGINES, engines_in_turn, recognise
 from kvdiag.feeds.live.sampling import read_agents
 from kvdiag.feeds.live.server_facts import front_page
 from kvdiag.formatting import format_duration
@@ -157,6 +157,11 @@ def _no_server(url: str | None, problem: Unreadable | str) -> list[Check]:
 
 async def _engine(url: str, http: HttpReader, front: HttpReader | None = None) -> tuple[list[Check], bool]:
     """The checks of the server at an address, and whether it is a drill; `front` is what is in front of it."""
+    if (names := await engines_in_turn(http)) is not None:
+        return [
+            engine_check.in_turn(url, names),
+            *skipped("not one server", *engine_check.AFTER_ANSWERS),
+        ], False
     source = await recognise(http)
     engine = source.engine
     try:

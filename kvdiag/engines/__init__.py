@@ -37,6 +37,9 @@ WRAPPERS = {"ollama": "llamacpp"}
 MAX_LOG_CHARACTERS = 4 * 2**20
 """How much of a log its engine is recognised by."""
 
+OWNER_READS = 4
+"""One after another: of two servers at random, seven times in eight not all are of the same one."""
+
 ENGINE_METRICS: Mapping[str, Meaning] = MappingProxyType(
     {name: meaning for engine in ENGINES for name, meaning in engine.metrics.items()}
 )
@@ -73,6 +76,18 @@ async def recognise(http: HttpReader, engines: Sequence[EngineAdapter] = ENGINES
                 if (worker or engine.metrics_path == path) and f"\n{engine.metric_prefix}" in text:
                     return (dynamo.worker(engine, text) if worker else engine).open(http)
     return DEFAULT.open(http)
+
+
+async def engines_in_turn(http: HttpReader) -> str | None:
+    """Names of the engines that answer at one address in turn, by the owners of their models; `None` if it is one."""
+    owners = set()
+    for _ in range(OWNER_READS):
+        with contextlib.suppress(Unreadable):
+            owners.add(_owner(await http.json("/v1/models")))
+    owners.discard(None)
+    known = sorted(engine.title for engine in ENGINES if engine.owned_by and engine.owned_by in owners)
+    names = known if len(known) == len(owners) else [*known, "another server"]
+    return " and ".join(names) if len(owners) > 1 else None
 
 
 def _owner(models: object) -> str | None:

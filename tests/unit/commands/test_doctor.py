@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvdiag.checks.engine_check import AFTER_ANSWERS
 from kvdiag.commands import main
 from kvdiag.sim import SCENARIOS, Drill
 from kvdiag.sources import host
 from tests.fixtures.hostile import Hostile, refused_port, reply, reply_json
-from tests.unit.commands.bad_input.refusals import call
+from tests.fixtures.load_balancer import balanced
+from tests.unit.commands.bad_input.refusals import call, refusal
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,21 @@ def test_what_is_in_front_of_a_server_reports_no_series_of_it(url: str, capsys: 
     assert server.url in checks["engine.answers"]["found"]
     assert "warn" == checks["engine.series"]["outcome"]
     assert "KV usage" in checks["engine.series"]["found"]
+
+
+@pytest.mark.parametrize("second", ["llamacpp-healthy", "tgi-healthy"])
+def test_two_engines_at_one_address_are_named_and_not_checked(
+    url: str, second: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each request goes to the next of them: half of what one engine has is missing on the other."""
+    with Drill(SCENARIOS[second]) as other, balanced([url, other.url]) as address:
+        code, checks = doctor(capsys, "--url", address)
+        refusals = [refusal(command, "--url", address) for command in ("audit", "run")]
+    found = checks["engine.answers"]["found"]
+    assert "fail" == checks["engine.answers"]["outcome"]
+    assert {"skip"} == {checks[id_]["outcome"] for id_ in AFTER_ANSWERS}
+    assert 2 == code
+    assert all("vLLM" in text and " answer at this address in turn" in text for text in (*refusals, found))
 
 
 def test_an_agents_folder_without_agents_fails(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
