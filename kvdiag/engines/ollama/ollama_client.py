@@ -99,6 +99,8 @@ class OllamaClient(OpenAIClient):
                 httpx2.AsyncClient(
                     base_url=f"http://127.0.0.1:{runner.port}",
                     cookies=no_cookies(),
+                    # The system's authorities are 3 MiB, which an address of this machine does not need.
+                    verify=False,
                     trust_env=False,
                     # The server may end at any time: no connection is kept that would have to be closed.
                     limits=httpx2.Limits(max_keepalive_connections=0),
