@@ -32,8 +32,6 @@ from kvdiag.server.profile_desk import ProfileDesk
 
 _log = structlog.get_logger()
 
-RELEASE_SECONDS = 60.0
-
 
 @click.command()
 @serve_options

@@ -13,7 +13,7 @@ from kvdiag.diagnosis.fleet_limits import FLEET_LIMITS, FleetLimits
 from kvdiag.diagnosis.growth import growth_limits
 from kvdiag.diagnosis.growth.growth_limits import GIB, KIB, MIB
 from kvdiag.diagnosis.life_limits import LIFE_LIMITS, LifeLimits
-from kvdiag.kv.calibration.predicted_vs_reported import DRIFT_LIMIT_RATIO
+from kvdiag.kv.calibration.engine_report import DRIFT_LIMIT_RATIO
 from kvdiag.model import PressureThresholds
 
 PRESSURE = PressureThresholds(warning_ratio=0.8, critical_ratio=0.9)

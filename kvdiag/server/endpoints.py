@@ -30,7 +30,6 @@ from kvdiag.model import MAX_COUNT, Facts, Sample, Snapshot
 from kvdiag.model.codec import to_plain
 from kvdiag.outputs.current_verdict import as_of_now
 from kvdiag.outputs.documents import diagnosis_document
-from kvdiag.outputs.html import status_page
 from kvdiag.outputs.metrics.exporter import registry
 from kvdiag.outputs.terminal.sparkline_history import history_samples
 from kvdiag.server.answers import NOT_KEPT, Answer, json_answer, problem
@@ -175,6 +174,8 @@ class Pages:
         return list(self._registry.collect())
 
     def _status_page(self) -> Answer:
+        from kvdiag.outputs.html import status_page  # noqa: PLC0415 - a daemon that is only scraped needs no HTML
+
         body = status_page.page(self.newest(), self.history(), self.now_seconds()).encode()
         return Answer(body=body, content_type="text/html; charset=utf-8", headers=STATUS_HEADERS)
 

@@ -8,14 +8,15 @@ range.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvdiag.diagnosis.timeline_queries import NO_POOL
 from kvdiag.kv.calibration.running_server import reported_blocks, served
-from kvdiag.kv.layout.capacity import CacheLayout
-from kvdiag.kv.layout.pages import RequestTerms
-from kvdiag.kv.layout.residency import content_bytes, decode_blocks
 from kvdiag.model import Facts, KvPool
+
+if TYPE_CHECKING:
+    from kvdiag.kv.calibration.served_layout import Served
 
 FREED_LATE_TOKENS = 2
 """With async scheduling a step is planned before the last one is processed, so blocks are released this much later."""
@@ -41,7 +42,7 @@ def blocks_needed(resident_tokens: Sequence[int], facts: Facts) -> ExpectedBlock
         return None
     modelled = None if _is_linear(pool, facts) or pool.sliding_window_tokens else _modelled(facts, pool)
     tokens = resident_tokens
-    each = [_by_report(one, pool) if modelled is None else _by_model(one, *modelled) for one in tokens]
+    each = [_by_report(one, pool) if modelled is None else _by_model(one, modelled) for one in tokens]
     return ExpectedBlocks(
         least_blocks=sum(one.least_blocks for one in each), most_blocks=sum(one.most_blocks for one in each)
     )
@@ -61,9 +62,8 @@ def filled_ratio(resident_tokens: Sequence[int], held_blocks: int, facts: Facts)
     if modelled is None:
         kept = sum(min(tokens, window or tokens) for tokens in resident_tokens)
         return kept / (held_blocks * pool.block_tokens)
-    layout, prompt = modelled
-    kept = sum(content_bytes(layout, tokens, prompt) for tokens in resident_tokens)
-    return kept / (held_blocks * sum(layout.bytes_per_block))
+    kept = sum(map(modelled.content_bytes, resident_tokens))
+    return kept / (held_blocks * sum(modelled.layout.bytes_per_block))
 
 
 def curve_problem(facts: Facts) -> str | None:
@@ -109,16 +109,12 @@ def _by_report(tokens: int, pool: KvPool) -> ExpectedBlocks:
     )
 
 
-def _by_model(tokens: int, layout: CacheLayout, prompt: RequestTerms) -> ExpectedBlocks:
-    late = replace(prompt, steps_in_flight=1)
-    held = [decode_blocks(layout, resident_tokens=tokens, terms=terms) for terms in (prompt, late)]
-    return ExpectedBlocks(least_blocks=min(held), most_blocks=max(held))
+def _by_model(tokens: int, model: "Served") -> ExpectedBlocks:
+    least, most = model.held_blocks(tokens)
+    return ExpectedBlocks(least_blocks=least, most_blocks=most)
 
 
-def _modelled(facts: Facts, pool: KvPool) -> tuple[CacheLayout, RequestTerms] | None:
-    """The config's layout, where it meets the engine's own figure for one request; no block is late."""
+def _modelled(facts: Facts, pool: KvPool) -> "Served | None":
+    """The config's model, where it meets the engine's own figure for one request."""
     model = served(facts, pool)
-    if isinstance(model, str) or reported_blocks(pool) not in (None, model.planned_blocks):
-        return None
-    terms = model.deployment.request_terms(model.architecture, encoder_tokens=0)
-    return model.layout, replace(terms, steps_in_flight=0)
+    return None if isinstance(model, str) or reported_blocks(pool) not in (None, model.planned_blocks) else model

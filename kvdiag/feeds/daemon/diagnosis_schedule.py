@@ -133,6 +133,7 @@ class DiagnosisSchedule:
                         self._since.setdefault(who, []).append(since_seconds)
             return made
         finally:
+            timeline.forget()
             self._cpu_seconds += time.thread_time() - begun_seconds
 
 
@@ -142,7 +143,9 @@ def _first_found(life: Lifetime, limits: Limits) -> Iterator[tuple[tuple[str, st
 
     @cache
     def found(count: int) -> dict[tuple[str, str | None], float]:
-        past = diagnose(Timeline(samples=samples[:count]), life.facts, limits).lives[-1].findings
+        timeline = Timeline(samples=samples[:count])
+        past = diagnose(timeline, life.facts, limits).lives[-1].findings
+        timeline.forget()
         return {(one.id, one.holder): one.since_seconds or samples[count - 1].at_seconds for one in past}
 
     for who in found(len(samples)):

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from kvdiag.model import Facts
 
 GIB = 1 << 30
+
+DRIFT_LIMIT_RATIO = 0.02
+"""Above it a figure needs a reason: rounding, page alignment and the allocator's slack stay below."""
+
 # config/cache.py::CacheConfig.gpu_memory_utilization: 0.9 up to vLLM 0.19, 0.92 from 0.20.
 _FRACTION_SINCE_0_20_RATIO = 0.92
 _FRACTION_BEFORE_RATIO = 0.90

@@ -12,14 +12,11 @@ from enum import StrEnum
 from typing import Self
 
 from kvdiag.kv.bounds import MAX_BYTES
-from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize
+from kvdiag.kv.calibration.engine_report import DRIFT_LIMIT_RATIO, EngineReport, EngineSettings, PrintedSize
 from kvdiag.kv.families.registry import TYPE_OF_ARCHITECTURE
 from kvdiag.kv.layout.capacity import CacheLayout, Capacity, pool_capacity
 from kvdiag.kv.layout.deployment import Deployment, deployed_layout
 from kvdiag.kv.layout.layers import Architecture
-
-DRIFT_LIMIT_RATIO = 0.02
-"""Above it a figure needs a reason: rounding, page alignment and the allocator's slack stay below."""
 
 _EPSILON = 1e-9
 # v1/core/kv_cache_utils.py: "KV cache size" was blocks / groups x block size until 0.20, and is concurrency x context

@@ -1,10 +1,15 @@
 """The JSON document, `schema_version` 2: a Diagnosis as plain values. Its schema is `diagnosis.schema.json`."""
 
+from typing import TYPE_CHECKING
+
 from kvdiag.engine_memory import modelled_engines
-from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
+from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes, served
 from kvdiag.model import BlockOwners, Device, Diagnosis, Facts, Gap, KvPool, LedgerLine, Sample
 from kvdiag.outputs.documents import Json, fields_of, plain
 from kvdiag.outputs.documents.profile_document import profile_entry
+
+if TYPE_CHECKING:
+    from kvdiag.kv.calibration.served_layout import Served
 
 SCHEMA_VERSION = 2
 """Of the documents of diagnoses, audits and fleets; docs/json-schema-2.md lists what changed."""
@@ -56,7 +61,7 @@ def _pool(pool: KvPool, facts: Facts) -> Json:
     }
 
 
-def cost_model(model: Served | str, facts: Facts) -> Json:
+def cost_model(model: "Served | str", facts: Facts) -> Json:
     """What the model's config predicts for a pool and what the engine reports; `problem` says why there is none.
 
     The settings assumed are vLLM's, which change nothing of another engine's pool.

@@ -14,9 +14,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
-from kvdiag.kv.calibration.engine_report import EngineReport, PrintedSize, RankReport
+from kvdiag.kv.calibration.engine_report import DRIFT_LIMIT_RATIO, EngineReport, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import (
-    DRIFT_LIMIT_RATIO,
     SIZES,
     Calibration,
     Comparison,

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from kvdiag.engine_memory import modelled_engines
 from kvdiag.formatting import format_bytes, format_number, format_ratio, signed
-from kvdiag.kv.calibration.running_server import Served, block_bytes, pool_bytes, served
+from kvdiag.kv.calibration.running_server import block_bytes, pool_bytes, served
+from kvdiag.kv.calibration.served_layout import Served
 from kvdiag.model import BlockOwners, Device, Diagnosis, Facts, Finding, Gap, KvPool, LedgerLine, Status, StepResult
 from kvdiag.outputs.pool_owners import owner_rows, owners_title, request_notes
 from kvdiag.outputs.presentation import (
@@ -92,7 +93,7 @@ def render_audit(
         uuids = {device.uuid for device in group}
         if own := tuple(line for line in lines if line.uuid in uuids):
             parts.append(ledger_table(own))
-    models = [model for pool in facts.pools if isinstance(model := served(facts, pool), Served) and model.figures]
+    models = [model for pool in facts.pools if not isinstance(model := served(facts, pool), str) and model.figures]
     for model in dict.fromkeys(models):
         parts += [
             heading("KV pool: predicted from the model's config, and reported by the engine"),

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvdiag.kv.calibration.engine_report import EngineReport, EngineSettings, PrintedSize, RankReport
+from kvdiag.kv.calibration.engine_report import DRIFT_LIMIT_RATIO, EngineReport, EngineSettings, PrintedSize, RankReport
 from kvdiag.kv.calibration.predicted_vs_reported import (
-    DRIFT_LIMIT_RATIO,
     Comparison,
     Expected,
     Figure,

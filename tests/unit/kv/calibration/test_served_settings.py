@@ -8,7 +8,6 @@ import pytest
 
 from kvdiag.kv.calibration.predicted_vs_reported import Comparison, Figure, exactly
 from kvdiag.kv.calibration.running_server import (
-    Served,
     all_pools_bytes,
     block_bytes,
     bytes_problem,
@@ -16,6 +15,7 @@ from kvdiag.kv.calibration.running_server import (
     reported_blocks,
     served,
 )
+from kvdiag.kv.calibration.served_layout import Served
 from kvdiag.kv.layout.kernel_blocks import Platform
 from kvdiag.kv.layout.pages import StateCacheMode
 from kvdiag.model import Facts, KvPool
