@@ -43,7 +43,8 @@ def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     twice = _RELEASED_TWICE.search(shortage.message) is not None
     uncounted = "released twice, or while in use" if twice else "lost"
     counted = "; ".join(wrong) or f"units of its KV pool are {uncounted} (the log's end has no figures)"
-    who, holders = _who(case)
+    twice = twice or any(count.lost < 0 for count in shortage.counts)
+    who, holders = _who(case, "released them twice" if twice else "lost them")
     return Finding(
         BLOCKS,
         "fault",
@@ -52,7 +53,7 @@ def judge_lost_blocks(case: Case, limits: Limits) -> Finding | None:
     )
 
 
-def _who(case: Case) -> tuple[str, tuple[Evidence, ...]]:
+def _who(case: Case, did: str) -> tuple[str, tuple[Evidence, ...]]:
     """The requests that lost what the engine missed: by the agent's black box, else by the log, else how to learn them.
 
     An engine counts its pool whenever nothing runs: one of the requests since then lost it.
@@ -61,7 +62,7 @@ def _who(case: Case) -> tuple[str, tuple[Evidence, ...]]:
     if owners is not None and owners.orphaned_blocks:
         return who_held((owners,)), named_orphans((owners,))
     if not last:
-        return "which request lost them is unknown; run the server with the agent, and pass its black box", ()
+        return f"which request {did} is unknown; run the server with the agent, and pass its black box", ()
     rows = _listed(sorted(last, key=lambda one: one.finished)[:LISTED])
     without_end = sum(not one.finished for one in last)
     which = f", {format_count(without_end)} without an end" if without_end else ""

@@ -66,6 +66,10 @@ def foreign(case: Case, limits: Limits) -> Foreign | None:
     return Foreign(size_bytes=rest, sure=False) if enough else None
 
 
+def _on_the_host(shortage: Shortage) -> bool:
+    return shortage.kind == "buffer" and _ON_THE_HOST.search(shortage.message) is not None
+
+
 def judge_foreign(case: Case, limits: Limits) -> Finding:
     """Look at processes that torch's message lists, memory taken before the start, and memory released during it."""
     shortage = case.failure.shortage
@@ -80,6 +84,8 @@ def judge_foreign(case: Case, limits: Limits) -> Finding:
         if shortage.other_bytes is None and shortage.kind in OUT:
             if outside_torch(case, limits) is not None:
                 return Finding(FOREIGN, "ok", "the failed process itself uses the device")
+            if _on_the_host(shortage):
+                return Finding(FOREIGN, "ok", "host memory ran out, not device memory")
             missing = "the message does not list the device's processes; run nvidia-smi on the host"
             hidden = f"{asked_for(case)}; " if shortage.kind == "masked" else ""  # it leads where nothing else is known
             return Finding(FOREIGN, "unknown", hidden + missing)
@@ -196,7 +202,7 @@ def judge_misconfigured(case: Case, limits: Limits) -> Finding:
     found = foreign(case, limits)
     if found is not None and found.sure:
         return Finding(MISCONFIGURED, "ok", "it would have fit without other processes' memory")
-    if shortage.kind == "buffer" and _ON_THE_HOST.search(shortage.message):
+    if _on_the_host(shortage):
         smaller = "load a smaller or further quantized model"
         if failure.phase != "load":
             smaller = lower_fraction(case, None)

@@ -68,3 +68,25 @@ def test_tokens_that_others_left_are_no_longest_context(spelling: str, tmp_path:
     found = finding(judged(said.replace("Avaliable", spelling), tmp_path), "capacity.concurrency")
     assert {"needed_tokens": 148, "tokens_left": 2048}.items() <= evidence(found).items()
     assert "max_fitting_model_len" not in evidence(found)
+
+
+def of_incident(incident_id: str, folder: Path) -> Diagnosis:
+    """The post-mortem of a public incident's log."""
+    return judged(next(one["text"] for one in INCIDENTS if one["id"] == incident_id), folder)
+
+
+def test_processes_on_the_device_do_not_explain_that_the_host_ran_out(tmp_path: Path) -> None:
+    """llama.cpp asked the host for its KV pool: `nvidia-smi` shows nothing of that."""
+    assert "ok" == finding(of_incident("lcpp-8101", tmp_path), "baseline.foreign_memory").status
+
+
+def test_tokens_released_twice_are_not_called_lost(tmp_path: Path) -> None:
+    """More are free or cached than the pool has."""
+    found = finding(of_incident("sgl-6888", tmp_path), "leak.kv_blocks")
+    assert ("fault", False) == (found.status, "lost" in found.summary)
+
+
+def test_warm_up_of_tgi_is_its_trial_prefill(tmp_path: Path) -> None:
+    """The pool does not exist yet: a smaller memory fraction would free nothing."""
+    found = finding(of_incident("tgi-563", tmp_path), "spike.activation")
+    assert ("profile", False) == (evidence(found)["phase"], "--cuda-memory-fraction" in (found.remedy or ""))
