@@ -76,6 +76,7 @@ def series(engine: EngineAdapter, page: Page | None, problem: str) -> Check:
     able = {"KV usage": can.usage, f"{can.unit}s in use": can.blocks}
     if lacking := [what for what, has in able.items() if not has and not missing]:
         found += f"; {engine.title} does not report {' or '.join(lacking)}: verdicts that need it are unknown"
+        found += f"; {engine.usage_at}" if engine.usage_at and not can.usage else ""
     if missing:
         appear = "send the server a request (some series appear with the first one), or start it"
         how = "start the server" if engine.metrics_at_start else appear

@@ -187,6 +187,9 @@ class EngineAdapter:
     metrics_at_start: bool = False
     """Whether all of its metrics are there before the first request; else some appear with it."""
 
+    usage_at: str = ""
+    """How to read the KV usage that this server does not report, where another address has it; an imperative."""
+
     front_metrics: tuple[str, ...] = ()
     """What a server in front of it, at another address, reports of this one; all else there is of other servers."""
 

@@ -29,6 +29,7 @@ CARD_CONTEXT = "dynamo_frontend_model_context_length"
 GENERATE = {"dynamo_endpoint": "generate"}
 """The worker's endpoint that generates; others answer the router."""
 
+ENGINE_METRICS = "with its engine's metrics on (SGLang: --enable-metrics; TensorRT-LLM: --publish-events-and-metrics)"
 ASK_A_WORKER = "give a worker's metrics as --metrics-url http://WORKER:DYN_SYSTEM_PORT"
 
 _BLOCK_TOKENS = re.compile(r"(?:^|\s)--(?:sglang-)?(?:block|page)[-_]size[=\s]+(\d{1,6})(?=\s|$)")
@@ -58,7 +59,7 @@ def parse_engines(page: Page) -> EngineReading:
     gaps: list[Gap] = []
     front_end = any(name.startswith(FRONT_END) for name in page)
     if not front_end and any(name.startswith(WORKER) for name in page):
-        absent = "the Dynamo worker reports no figures of its engine yet; send it a request"
+        absent = f"the Dynamo worker reports no figures of its engine; send it a request, or start it {ENGINE_METRICS}"
         pages = split_by_engine(page, (USAGE, TOTAL_BLOCKS), absent=absent)
         if isinstance(pages, Gap):
             return None, (pages,)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvdiag.checks import engine_check
 from kvdiag.engines import ENGINES, dynamo
 from kvdiag.engines.dynamo import component_metrics as metrics
 from kvdiag.engines.engine import EngineAdapter
@@ -129,7 +130,7 @@ def test_requests_go_to_the_worker_that_is_read() -> None:
     """The header has the worker's number in decimal, the metrics in hexadecimal."""
     adapter = worker("mocker-vllm-worker-load")
     assert {"x-dynamo-worker-instance-id": str(0x92AA15BC1D892DB4)} == dict(adapter.request.headers)
-    assert "DYN_SYSTEM_PORT" in adapter.metrics_flag
+    assert "--metrics-url" in adapter.metrics_flag
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,18 @@ def test_requests_go_to_the_worker_that_is_read() -> None:
 def test_a_front_end_is_no_worker(name: str, expected: bool) -> None:
     """A front end has metrics of a component, too."""
     assert expected == dynamo.is_worker(text(name))
+
+
+def test_a_worker_without_figures_of_its_engine_names_the_engines_flag() -> None:
+    """Its system port answers, so that is open; what is off is the engine's own metrics."""
+    adapter = dynamo.worker(dynamo.ENGINE, text("mocker-vllm-worker-idle"))
+    check = engine_check.series(adapter, page("mocker-vllm-worker-idle"), "")
+    assert "warn" == check.outcome
+    assert all(flag in (check.fix or "") for flag in ("--enable-metrics", "--publish-events-and-metrics"))
+    assert "DYN_SYSTEM_PORT" not in (check.fix or "")
+
+
+def test_a_front_end_says_where_kv_usage_is() -> None:
+    """It has none itself; a worker's system port does."""
+    check = engine_check.series(dynamo.ENGINE, page("mocker-vllm-frontend-load"), "")
+    assert ("pass", True) == (check.outcome, "--metrics-url http://WORKER:DYN_SYSTEM_PORT" in check.found)
