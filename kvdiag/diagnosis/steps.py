@@ -36,6 +36,7 @@ from kvdiag.diagnosis.blocks.step_accounting import (
     refused,
     tolerated_blocks,
     unknown,
+    unsettled,
 )
 from kvdiag.diagnosis.growth.components import MemoryComponent
 from kvdiag.diagnosis.growth.soak_memory import ORDER, Soak, soaked, visible, worst
@@ -184,8 +185,7 @@ def _judge_single_request(timeline: Timeline, facts: Facts, limits: Limits) -> S
         and (peak := measure(timeline, facts, span, floor, limits)) is not None
     ]
     if first is None or last is None or not peaks:
-        unsettled = "the pool did not settle between the requests; pause other traffic"
-        return unknown("single_request", unsettled, judged[-1])
+        return unknown("single_request", unsettled(timeline), judged[-1])
     peak = max(peaks, key=lambda peak: abs(peak.excess_blocks))
     status, sentence = compare(peak, facts, limits)
     kept = last - first

@@ -38,6 +38,7 @@ from kvdiag.formatting import format_bytes, format_count, format_number, plural
 from kvdiag.model import Facts, MeasuredFigures, Outcome, Sample, Span, Status, StepFigures, StepResult, Timeline
 
 NOT_RUN, CUT_SHORT = "the step did not run; repeat the run", "the step was cut short; repeat the run"
+NO_USAGE = "the pool's usage is not reported; `kvdiag doctor` shows what /metrics lacks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +225,13 @@ def not_settled(within: Sequence[Sample], reason: str | None, limits: Limits) ->
         return "the engine does not report running and waiting requests; check its /metrics"
     few = f"{plural(len(samples), 'idle sample')}; {limits.idle_samples} in a row are needed"
     return f"{few}: {reason}" if reason else few
+
+
+def unsettled(timeline: Timeline) -> str:
+    """Why the blocks between requests are not known: usage is not reported, or there was other traffic."""
+    if all(one.kv_usage_ratio is None for sample in timeline.samples for one in sample.engines or ()):
+        return NO_USAGE
+    return "the pool did not settle between the requests; pause other traffic"
 
 
 def other_tokens(timeline: Timeline, span: Span) -> int:

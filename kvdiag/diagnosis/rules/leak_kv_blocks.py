@@ -35,7 +35,7 @@ from kvdiag.diagnosis.blocks.orphans import combined, owners_finding
 from kvdiag.diagnosis.blocks.refill import refilled
 from kvdiag.diagnosis.blocks.stall import stalled
 from kvdiag.diagnosis.blocks.state_slots import newest_slots, slots_before, slots_in_use
-from kvdiag.diagnosis.blocks.step_accounting import kept_by_requests
+from kvdiag.diagnosis.blocks.step_accounting import NO_USAGE, kept_by_requests
 from kvdiag.diagnosis.growth.growth_evidence import HOUR_SECONDS
 from kvdiag.diagnosis.limits import Limits
 from kvdiag.diagnosis.rule import unknown
@@ -313,7 +313,7 @@ def _not_idle(timeline: Timeline, facts: Facts) -> str:
     is_reported = any(one.kv_usage_ratio is not None for one in answers)
     reason = None if is_reported else gap_reason(timeline, facts, "engine")
     if answers and not is_reported:
-        return reason or "the pool's usage is not reported; `kvdiag doctor` shows what /metrics lacks"
+        return reason or NO_USAGE
     return reason or "the engines were never idle for two samples in a row; pause traffic for a moment"
 
 

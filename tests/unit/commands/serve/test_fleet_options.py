@@ -42,6 +42,6 @@ def test_a_daemon_next_to_a_server_imports_nothing_of_a_fleet() -> None:
         "kvdiag.outputs.fleet",
     )
     unwanted += ("kvdiag.server.otlp", "opentelemetry", "google.protobuf", "requests", "ray")
-    # Of a server whose model's config is readable, and of a status page that somebody opens.
+    # Of a server whose model's config is readable, and of a status page that is opened.
     unwanted += ("kvdiag.kv.families.registry", "kvdiag.kv.layout.capacity", "kvdiag.outputs.html")
     assert [] == [one for one in done.stdout.split() if one.startswith(unwanted)]
