@@ -25,7 +25,7 @@ RESULTS = ("process_batch_result_prefill", "process_batch_result_decode")
 """They begin by waiting for the results of a forward pass (`synchronize`), before they release anything."""
 
 MAX_FRAMES = 200
-SLICE_REQUESTS = 64
+SLICE_REQUESTS = 32
 SLICE_INDICES = 65_536
 RELEASE_SECONDS = 100e-6
 MAX_WAITING = 1024
@@ -51,7 +51,10 @@ class _Record(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Pages of the pool at one moment. `step` rises with each forward pass."""
+    """Pages of the pool at one moment. `step` rises with each forward pass, `rows` with each request that began.
+
+    `rows` is `None` before 0.5.18, which does not count the rows of its table of tokens that it gives out.
+    """
 
     usable: int
     free: int
@@ -62,6 +65,7 @@ class Look(NamedTuple):
     session: int
     step: int
     idle: bool
+    rows: int | None
 
     @property
     def unowned(self) -> int:
@@ -104,6 +108,9 @@ def look(scheduler: Any, running: set[Any], thread: int | None) -> Look | None:
         AttributeError, TypeError, ValueError: this version of SGLang keeps its pages in another way.
     """
     before = _mark(scheduler)
+    time.sleep(RELEASE_SECONDS)
+    rows_given = _rows_given(scheduler)
+    time.sleep(RELEASE_SECONDS)
     page = _whole(scheduler.token_to_kv_pool_allocator.page_size, "page_size")
     waiting = [one for one in scheduler.waiting_queue[:MAX_WAITING] if one not in running]
     sessions = _sessions(scheduler.tree_cache)
@@ -115,6 +122,7 @@ def look(scheduler: Any, running: set[Any], thread: int | None) -> Look | None:
         _held(sessions, rows, page),
     )
     idle = not running and not waiting
+    time.sleep(RELEASE_SECONDS)
     after = _mark(scheduler)
     if before[0] is not after[0] or before[1:] != after[1:] or (thread is not None and not is_quiet(thread)):
         return None
@@ -122,7 +130,7 @@ def look(scheduler: Any, running: set[Any], thread: int | None) -> Look | None:
     if free % page or cached % page or protected % page or usable % page:
         raise ValueError("the radix cache or the pool does not have whole pages")
     counts = usable // page, free // page, cached // page, protected // page
-    return Look(*counts, *by_owner, after[1], idle)
+    return Look(*counts, *by_owner, after[1], idle, rows_given)
 
 
 def lost_pages(scheduler: Any, running: set[Any]) -> list[int]:
@@ -216,6 +224,13 @@ def _current(scheduler: Any) -> Any:
     """The batch in the forward pass, which may not be among the running ones yet."""
     # Renamed in 0.5.18.
     return scheduler.cur_batch if hasattr(scheduler, "cur_batch") else scheduler.cur_batch_for_debug
+
+
+def _rows_given(scheduler: Any) -> int | None:
+    """How many rows of the table of tokens requests have got since the start."""
+    generations = getattr(getattr(scheduler, "req_to_token_pool", None), "req_generation", None)
+    # One for each row, on the host: numpy keeps the interpreter, torch would let the engine work meanwhile.
+    return None if generations is None or generations.device.type != "cpu" else int(generations.numpy().sum())
 
 
 def _held(holders: list[Any], rows: set[int] | None, page: int) -> int:

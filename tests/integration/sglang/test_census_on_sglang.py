@@ -10,7 +10,7 @@ import pytest
 
 from kvdiag.diagnosis import diagnose
 from kvdiag.diagnosis.limits import DEFAULT_LIMITS
-from kvdiag.model import BlockOwners, Capabilities, Facts, KvPool, Sample, Status, Timeline
+from kvdiag.model import BlockOwners, Capabilities, Facts, KvPool, LastHolder, Sample, Status, Timeline
 from kvdiag.sources.agents.allocator_files import TorchAllocatorSource
 from tests.fixtures.hostile import eventually
 from tests.integration.sglang.servers import Nursery, Server
@@ -53,13 +53,16 @@ class Counts:
 
 @contextmanager
 def load(server: Server, clients: int = 4) -> Iterator[None]:
-    """Clients that send one request after another: prefixes that are hit, and prompts of several chunks."""
+    """Clients that send one request after another: prefixes that are hit, and prompts of several chunks.
+
+    Not too short ones: of many that end at once not all are listed.
+    """
     over = threading.Event()
 
     def send(client: int) -> None:
         number = 0
         while not over.is_set():
-            server.complete((150, 40, 600, 333)[number % 4], 12, first=30 * client + 200 * (number % 3))
+            server.complete((150, 40, 600, 333)[number % 4], 40, first=30 * client + 200 * (number % 3))
             number += 1
 
     threads = [threading.Thread(target=send, args=(client,)) for client in range(clients)]
@@ -83,6 +86,11 @@ def started(
         yield Counts(server, Path(agent["KVDIAG_AGENT_DIR"]))
 
 
+def aborted(count: BlockOwners) -> list[LastHolder]:
+    """The last holders that were aborted."""
+    return [one for one in count.last_holders if one.end == "aborted"]
+
+
 def verdict(count: BlockOwners, page: int) -> Status:
     """The verdict of leak.kv_blocks by this count alone."""
     pages = POOL_TOKENS // page
@@ -95,10 +103,7 @@ def verdict(count: BlockOwners, page: int) -> Status:
 
 @pytest.mark.parametrize("page", [1, 16])
 def test_pages_lost_at_aborts_are_orphans_under_load(nursery: Nursery, agent: dict[str, str], page: int) -> None:
-    """To the page, while requests run that never pause, with aborted requests among those that ended then.
-
-    Not with all of them: a count that is too low for a moment hides who ended before it.
-    """
+    """To the page, while requests run that never pause, with each aborted request among those that ended with it."""
     env = {
         "KVDIAG_TEST_PLUGIN": "forget_aborted",
         "KVDIAG_TEST_FORGOTTEN_TOKENS": str(FORGOTTEN_TOKENS),
@@ -107,13 +112,15 @@ def test_pages_lost_at_aborts_are_orphans_under_load(nursery: Nursery, agent: di
     with started(nursery, agent, f"census-{page}", page, env=env) as counts, load(counts.server):
         closed = counts.until(lambda one: one.running_blocks > 0 and one.closed_counts >= DEFAULT_LIMITS.census_counts)
         for number in range(ABORTS):
-            counts.server.leave(100 + number, first=7 * number)
+            # Long enough to be noted while it runs.
+            counts.server.leave(100 + number, first=7 * number, after_events=120)
         lost = ABORTS * FORGOTTEN_TOKENS // page
-        leaks = counts.until(lambda one: one.orphaned_blocks >= lost)
+        counts.until(lambda one: one.orphaned_blocks >= lost)
+        # Holders are known once their pages are the same in as many counts, which others that end do not delay.
+        leaks = counts.until(lambda one: len(aborted(one)) == ABORTS)
     assert (0, lost) == (closed.orphaned_blocks, leaks.orphaned_blocks)
     assert ("ok", "fault") == (verdict(closed, page), verdict(leaks, page))
-    aborted = [one for one in leaks.last_holders if one.end == "aborted"]
-    assert set() < {one.prompt_tokens for one in aborted} <= {100, 101, 102}
+    assert {100, 101, 102} == {one.prompt_tokens for one in aborted(leaks)}
     assert POOL_TOKENS // page == leaks.usable_blocks
 
 

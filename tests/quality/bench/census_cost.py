@@ -32,6 +32,7 @@ FIRST_BLOCKS, LAST_BLOCKS = 50, 150
 BLOCKS_PER_REQUEST = (FIRST_BLOCKS + LAST_BLOCKS) // 2
 
 SHARED_BLOCKS = 20
+ROWS = 4096
 GROWN_BLOCKS = 2
 """Of each request in a second, 32 tokens: five end in a second, and five begin."""
 
@@ -208,6 +209,7 @@ class Sglang(sglang_stand_in.Scheduler):
     def work(self, part: int) -> None:
         """A tenth of a second, in every second of which one request ends and another begins."""
         if part % 2:
+            self.rows[1] += 1
             self.finish(self.requests[0], sglang_stand_in.FINISH_LENGTH())
             self.start(f"request-{self.forward_ct}", BLOCKS_PER_REQUEST)
         self.forward_ct += 1
@@ -218,19 +220,26 @@ def measured_sglang() -> tuple[float, list[float]]:
     if not SGLANG.wrap(type("Module", (), {"Scheduler": Sglang})):
         raise RuntimeError("the scheduler is not wrapped")
     scheduler = Sglang(BLOCKS)
+    scheduler.rows = importlib.import_module("numpy").zeros(ROWS, "int64")
     for number in range(REQUESTS):
         scheduler.start(f"request {number}", BLOCKS_PER_REQUEST)
     now_seconds = [0.0]
     census = sglang_census.SGLangCensus(lambda: now_seconds[0])
-    spent_seconds = 0.0
+    spent_seconds = due_seconds = 0.0
     with pauses() as (held, _, resume):
         for part in range(10 * SGLANG_SECONDS):
             scheduler.work(part)
             now_seconds[0] = part / 10
+            # As the agent's thread does, which begins again with each publication.
+            if part % 10 and now_seconds[0] < due_seconds:
+                continue
             began_seconds = time.thread_time()
             resume()
-            census.poll()
+            due_seconds = now_seconds[0] + (census.poll() or 0.0)
             if part % 10 == 0:
+                spent_seconds += time.thread_time() - began_seconds
+                time.sleep(0.0)
+                began_seconds = time.thread_time()
                 scheduler.run_batch(census.read)
             spent_seconds += time.thread_time() - began_seconds
             time.sleep(0.0)

@@ -86,6 +86,10 @@ class Scheduler:
             page_size=PAGE_TOKENS, available_size=lambda: self.free_now * PAGE_TOKENS
         )
         self.free(pages)
+        self.rows_given = 0
+        self.rows: Any = SimpleNamespace(sum=lambda: self.rows_given)
+        generations = SimpleNamespace(device=SimpleNamespace(type="cpu"), numpy=lambda: self.rows)
+        self.req_to_token_pool = SimpleNamespace(req_generation=generations)
         self.requests: list[Request] = []
         self.running_batch = SimpleNamespace(reqs=self.requests)
         self.last_batch: Any = None
@@ -103,6 +107,7 @@ class Scheduler:
         """A request takes pages; the cache has some more of it."""
         request = Request(rid, len(self.requests) + 1, pages, cached_pages)
         self.requests.append(request)
+        self.rows_given += 1
         self.free(self.free_now - pages)
         return request
 

@@ -74,14 +74,14 @@ def test_orphans_have_the_request_that_ended(scheduler: SGLang) -> None:
 
 
 def test_requests_that_end_at_once_are_named_together(scheduler: SGLang) -> None:
-    """Which of them held the pages is unknown; pages that find an owner again are no request's."""
+    """Which of them held the pages is unknown; pages that find an owner again, for good, are no request's."""
     census = watched()
     requests = [scheduler.start(name, pages=5) for name in ("one", "two", "three")]
     counted(scheduler, census)
     scheduler.finish(requests[0], FINISH_LENGTH(), lose=1)
     counted(scheduler, census, times=1)
     scheduler.free(scheduler.free_now + 1)
-    counted(scheduler, census, times=1)
+    counted(scheduler, census)
     for request in requests[1:]:
         scheduler.finish(request, FINISH_LENGTH(), lose=2)
     culprits = counted(scheduler, census)["culprits"]
@@ -108,6 +108,17 @@ def test_request_between_polls_is_known(scheduler: SGLang) -> None:
     assert ("short", 3) == (culprit["id"], culprit["blocks"])
 
 
+def test_nobody_is_named_where_more_may_have_come_and_gone(scheduler: SGLang) -> None:
+    """SGLang before 0.5.18 does not count what it gives to requests, as long as they may be too short to be noted."""
+    del scheduler.req_to_token_pool.req_generation
+    census = watched()
+    request = scheduler.start("one", pages=5)
+    counted(scheduler, census)
+    scheduler.finish(request, FINISH_ABORT(), lose=3)
+    count = counted(scheduler, census)
+    assert (3, []) == (count["owners"]["orphaned"], count["culprits"])
+
+
 def test_request_that_has_not_left_its_batch_is_known(scheduler: SGLang) -> None:
     """It has ended and lost pages, and is listed until the next step; it is not among those that end later."""
     census = watched()
@@ -126,13 +137,20 @@ def test_request_that_has_not_left_its_batch_is_known(scheduler: SGLang) -> None
 
 
 def test_lock_that_stays_is_an_orphan(scheduler: SGLang) -> None:
-    """Cached pages in use while nothing runs can never be evicted; new locks of requests are theirs."""
+    """Cached pages in use while nothing runs can never be evicted; new locks of requests are theirs.
+
+    Who has ended last is not who left the lock.
+    """
     census = watched()
+    request = scheduler.start("ended", pages=5)
+    counted(scheduler, census)
+    scheduler.finish(request, FINISH_LENGTH())
     scheduler.tree_cache.protected = 4 * PAGE_TOKENS
     scheduler.free(PAGES - 4)
     for _ in range(2):
         counted(scheduler, census)
-    assert {"orphaned": 4, "free": 96} == held(counted(scheduler, census))
+    count = counted(scheduler, census)
+    assert ({"orphaned": 4, "free": 96}, []) == (held(count), count["culprits"])
     scheduler.start("one", pages=5, cached_pages=6)
     scheduler.tree_cache.protected = 6 * PAGE_TOKENS
     scheduler.free(PAGES - 11)
@@ -159,7 +177,7 @@ def test_dying_scheduler_names_the_lost_pages(scheduler: SGLang) -> None:
     # A row of which the last page is not full, and what another request left behind it.
     row = stand_in.Tensor([*tokens(1, 5, 6, 7)[:-3], *tokens(2)])
     table = stand_in.Tensor([stand_in.Tensor(), stand_in.Tensor(tokens(2)), row])
-    scheduler.req_to_token_pool = SimpleNamespace(req_to_token=table)  # type: ignore[attr-defined]
+    scheduler.req_to_token_pool.req_to_token = table
     count = census.last_look()
     assert count is not None
     assert ([2, PAGES - 1], 2, "aborted") == (count["orphans"], count["owners"]["orphaned"], count["culprits"][0]["id"])
