@@ -146,7 +146,11 @@ class RequestBlocks:
         if stalled != self._stalled:
             self._stalled, self._stalled_blocks = stalled, _distinct(pool, tables, list(stalled))
         time.sleep(RELEASE_SECONDS)
-        longest = [name for _, name in heapq.nlargest(LONGEST, lengths)]
+        largest: list[tuple[int, str]] = []
+        for several in parts(lengths):
+            largest = heapq.nlargest(LONGEST, [*largest, *several])
+            time.sleep(RELEASE_SECONDS)
+        longest = [name for _, name in largest]
         longest_blocks = _distinct(pool, tables, longest)
         slots = (sum(slacks), max(slacks, default=0)) if sized else (None, None)
         time.sleep(RELEASE_SECONDS)
