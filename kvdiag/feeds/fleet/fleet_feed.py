@@ -284,6 +284,8 @@ class FleetFeed:
             one.newest_seconds, one.newest = samples.newest_seconds(one.replica), samples.newest()
         else:
             self._folder.extend(key, samples, window.start_seconds)
+            if not one.known.issuperset(samples.known()):
+                one.read_whole()
             # What another replica has for a while, a GPU that changed hands, is unknown when it returns.
             one.known = one.known.intersection(one.replica.series) | samples.known()
             one.newest_seconds = max(one.newest_seconds, samples.newest_seconds(one.replica))

@@ -18,7 +18,7 @@ ENDED_SECONDS = 3600.0
 OVERLAP_SECONDS = 120.0
 """Least time that is read again: samples of several targets arrive one after the other."""
 
-AGAIN = ((3600.0, 7200.0), (24.0 * 3600.0, math.inf))
+AGAIN = ((3600.0, 6.0 * 3600.0), (24.0 * 3600.0, math.inf))
 """How often a replica is read again, and how far back: samples may arrive after newer ones, as from a queue on disk."""
 
 _MEMORY = ("device", "process", "torch", "host", "container")
@@ -73,9 +73,9 @@ class KeptReplica:
         """Where a read until `end_seconds` begins: at the newest sample of the metric of which it is the oldest.
 
         An interval is a power of two, so that most replicas begin at the same moment and are read together. A metric
-        without a sample for an hour is one that the server no longer has.
+        without a sample for an hour is one that the server no longer has. Without any it begins as for a new replica.
         """
-        newest = max(self.newest.values(), default=self.until_seconds)
+        newest = max(self.newest.values(), default=0.0)
         late_seconds = self.until_seconds - min(
             (moment for moment in self.newest.values() if moment >= newest - ENDED_SECONDS), default=newest
         )
@@ -86,6 +86,10 @@ class KeptReplica:
         if self.hole_seconds is not None and end_seconds >= self.retry_seconds:
             start = min(start, self.hole_seconds)
         return min(start, self._again(end_seconds))
+
+    def read_whole(self) -> None:
+        """Begin the next read with the window: a series that appeared may have come with its past."""
+        self.again_seconds[-1:] = [0.0]
 
     def _again(self, end_seconds: float) -> float:
         """Where it begins because it is time to read it again. Not all replicas have their turn in the same round."""
