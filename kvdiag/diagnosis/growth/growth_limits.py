@@ -135,6 +135,9 @@ class GrowthLimits:
     jump_min_bytes: int = 24 * MIB
     """Deviations of a series' own differences, and least size, of a step: allocators round to 2 and 20 MiB."""
 
+    small_fall_ratio: float = 0.02
+    """Share of a window's range below which a step down is none: an arena of 100 MiB among steps up of 2 GiB."""
+
     confirming_ratios: tuple[float, ...] = (0.0, 1.0 / 6.0, 1.0 / 3.0)
     """How long ago a window must have passed as well, in window lengths: noise passes once, growth every time."""
 

@@ -20,6 +20,7 @@ from kvdiag.diagnosis.growth.growth_evidence import (
 from kvdiag.diagnosis.growth.growth_limits import GrowthLimits
 from kvdiag.diagnosis.growth.minute_load import MinuteLoad, binned, mean_of
 from kvdiag.diagnosis.growth.step_growth import continues, p_steps, pause_bins, records
+from kvdiag.diagnosis.growth.window_shape import UNEVEN, Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,55 +200,27 @@ class Minutes:
         `past` are the bins before it.
         """
         count = len(level)
-        hours, bin_seconds = count * size / MINUTES_PER_HOUR, size * MINUTE_SECONDS
         jumps = stats.without_jumps(level, limits.jump_deviations, limits.jump_min_bytes)
+        small = limits.small_fall_ratio * (max(level) - min(level))
+        jumps = replace(jumps, jumps=tuple(one for one in jumps.jumps if one[1] > 0.0 or one[1] < -small))
         # Levels that moved both ways are events apart from the growth; steps that only go up are the growth itself.
         smooth = jumps.values if jumps.ups and jumps.downs else level
-        rate = stats.theil_sen(smooth)
-        error = stats.slope_error(smooth, rate)
-        gain, half, quarter = rate * count, count // 2, count // 4
-        quarters = [median(smooth[count * part // 4 : count * (part + 1) // 4]) for part in range(4)]
-        rises = [later - earlier for earlier, later in pairwise(quarters)]
-        risen = sum(rises)
-        floor_gain = min(lows[-quarter:]) - min(lows[:quarter])
-        earlier, later = stats.theil_sen(smooth[:half]), stats.theil_sen(smooth[-half:])
-        beyond = _beyond_past(risen, past, quarter, limits)
-        evidence = GrowthEvidence(
-            status="none",
-            reason="flat",
-            window_hours=hours,
-            bytes_per_second=rate / bin_seconds,
-            error_bytes_per_second=error / bin_seconds,
-            later_bytes_per_second=later / bin_seconds,
-            gain_bytes=gain,
-            floor_gain_bytes=floor_gain,
-            strength=rate / error if error > 0.0 else 0.0,
-            p_drift=1.0,
-            beyond_past=beyond,
-            later_ratio=later / earlier if earlier > 0.0 else 1.0 if later > 0.0 else 0.0,
-            keeps_up=_keeps_up(earlier, later, error, hours, limits),
-            steps_up=jumps.ups,
-            steps_down=jumps.downs,
-            load_removed=False,
-            detection_limit_bytes_per_second=max(
-                limits.min_bytes_per_hour / HOUR_SECONDS,
-                limits.min_gain_bytes / (hours * HOUR_SECONDS),
-                limits.visible_errors * error / bin_seconds,
-            ),
-        )
-        claim = max(gain, risen)
-        if claim < max(limits.min_gain_bytes, limits.min_bytes_per_hour * hours):
+        shape = Shape.of(smooth)
+        evidence = shape.measured(lows, past, size, limits)
+        evidence = replace(evidence, steps_up=jumps.ups, steps_down=jumps.downs)
+        claim = max(evidence.gain_bytes, shape.risen)
+        if claim < max(limits.min_gain_bytes, limits.min_bytes_per_hour * evidence.window_hours):
             return evidence
         # Without its falls a sawtooth only climbs: there the floor has to show more.
-        if floor_gain < (limits.floor_ratio if smooth is level else limits.raw_floor_ratio) * claim:
+        if evidence.floor_gain_bytes < (limits.floor_ratio if smooth is level else limits.raw_floor_ratio) * claim:
             return replace(evidence, reason="returns")
         long_past = len(past) * size >= max(limits.compared_windows * count * size, limits.compared_minutes)
         recurring = long_past and (
-            quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * risen
+            shape.quarters[-1] - stats.quantile(past, limits.past_quantile) < limits.new_ground_ratio * shape.risen
         )
         heights = sum(height for _, height in jumps.jumps)
         in_steps = bool(jumps.ups and not jumps.downs) and (
-            stats.theil_sen(jumps.values) < limits.steps_ratio * rate or heights >= limits.steps_ratio * claim
+            stats.theil_sen(jumps.values) < limits.steps_ratio * shape.rate or heights >= limits.steps_ratio * claim
         )
         much = claim >= limits.certain_gain_bytes
         if in_steps:
@@ -255,28 +228,16 @@ class Minutes:
             high_water = records(load, start, size, limits)
             evidence = replace(evidence, p_steps=p_steps(jumps, past, high_water, size, limits))
         counted = in_steps and not recurring and evidence.p_steps < limits.counted_steps_p and continues(jumps, limits)
-        certain = much or evidence.p_steps < limits.certain_steps_p
-        if counted and certain:
+        if counted and (much or evidence.p_steps < limits.certain_steps_p):
             one = replace(evidence, status="fault", reason="grows", by_count=True)
             one = replace(one, pause_minutes=pause_bins(jumps, limits) * size)
             lasts = (jumps.jumps[-1][0] - jumps.jumps[0][0]) * size / MINUTES_PER_HOUR
             warms = self.collected and not much and lasts < limits.collected_steps_hours
             return replace(one, status="suspect", reason="no past") if warms else one
-        by_count = replace(evidence, status="suspect", reason="grows", by_count=True) if counted else None
-        if stats.is_step(level) or max(rises) > limits.largest_quarter_ratio * risen:
-            return by_count or replace(evidence, reason="event")
-        if later < limits.later_ratio * earlier or rises[-1] < limits.last_quarter_ratio * risen:
-            return by_count or replace(evidence, reason="ended")
-        if recurring:
-            return replace(evidence, reason="recurring")
-        tails = (stats.drift_tail(smooth, pieces) for pieces in limits.drift_pieces)
-        p_drift = min((tail for tail in tails if tail is not None), default=1.0)
-        evidence = replace(evidence, status="unknown", p_drift=p_drift)
-        if evidence.strength < limits.suspect_strength:
-            return by_count or replace(evidence, reason="weak")
-        if min(rises) <= 0.0:
-            return by_count or replace(evidence, reason="uneven")
-        return _by_drift(evidence, limits, in_steps=in_steps)
+        one = shape.even(evidence, limits, is_step=stats.is_step(level), recurring=recurring, in_steps=in_steps)
+        if counted and one.reason in UNEVEN:
+            return replace(evidence, status="suspect", reason="grows", by_count=True)
+        return one
 
     def _may_be_garbage(self, one: GrowthEvidence, limits: GrowthLimits) -> bool:
         """Whether a collector may return what grew: over a short window without a past, unless much or steady."""
@@ -286,18 +247,6 @@ class Minutes:
             return False
         steady = one.keeps_up and one.gain_bytes >= limits.steady_bytes
         return not steady and one.gain_bytes < limits.collected_bytes and one.window_hours < limits.collected_hours
-
-
-def _by_drift(evidence: GrowthEvidence, limits: GrowthLimits, *, in_steps: bool) -> GrowthEvidence:
-    """Gate 9, and how sure growth that passed it is: by its drift, its past, its size, or the number of its steps."""
-    beyond = evidence.beyond_past or 0.0
-    few = evidence.p_steps >= limits.steps_p
-    if few and evidence.p_drift >= limits.drift_p and beyond <= limits.suspect_beyond_past:
-        return replace(evidence, reason="few steps" if in_steps else "drift")
-    certain = evidence.p_drift < limits.certain_drift_p or beyond > limits.fault_beyond_past
-    certain = certain or evidence.p_steps < limits.certain_steps_p or evidence.gain_bytes >= limits.certain_gain_bytes
-    certain = certain and evidence.strength >= limits.fault_strength
-    return replace(evidence, status="fault" if certain else "suspect", reason="grows")
 
 
 def slowing(minutes: Minutes, limits: GrowthLimits) -> bool:
@@ -331,25 +280,6 @@ def _level(minutes: Sequence[float | None], end: int, count: int) -> float | Non
     """The median of so many minutes before an end; `None` where none has a sample."""
     known = [value for value in minutes[max(end - count, 0) : end] if value is not None]
     return median(known) if known else None
-
-
-def _keeps_up(earlier: float, later: float, error: float, hours: float, limits: GrowthLimits) -> bool:
-    """Whether the later half of a window climbs faster, by its error, than the slowest warm-up would by then."""
-    if earlier <= 0.0:
-        return later > 0.0
-    # Half of the values leave a slope 2^1.5 times the error.
-    spread = 2.0**1.5 * error / earlier * math.hypot(1.0, later / earlier)
-    slowest: float = math.exp(-hours / (2.0 * limits.warmup_hours))
-    return bool(later / earlier - spread > slowest)
-
-
-def _beyond_past(risen: float, past: Sequence[float], quarter: int, limits: GrowthLimits) -> float | None:
-    """The rise of a window over the largest movement of earlier windows of the same length."""
-    medians = [median(past[end - quarter : end]) for end in range(len(past), quarter - 1, -quarter)]
-    if len(medians) < limits.past_quarters:
-        return None
-    most = max(abs(newer - older) for newer, older in zip(medians, medians[3:], strict=False))
-    return risen / max(most, 1.0)
 
 
 def _middle(values: Sequence[float]) -> float:

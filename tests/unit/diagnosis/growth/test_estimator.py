@@ -87,6 +87,13 @@ def test_steps_are_over_once_they_pause_for_longer_than_ever(hours: float, reaso
     assert reason == found.reason
 
 
+def test_small_falls_make_no_events_of_large_steps() -> None:
+    """An arena of 100 MB that is returned among steps of 2.3 GB leaves them growth, at their whole rate."""
+    found = decided(assess(series(lambda hour: 2300 * MB * (hour // 0.28) - 100 * MB * (hour > 0.7), 1.1), LIMITS))
+    assert ("fault", 0) == (found.status, found.steps_down)
+    assert 4 * GIB < found.gain_bytes
+
+
 def test_a_warm_up_that_has_ended_does_not_hold() -> None:
     """However noisy: for hours it looked steady, and its noise may look like a growth that continues."""
 
