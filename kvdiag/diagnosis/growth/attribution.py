@@ -145,13 +145,17 @@ def torch_growth(timeline: Timeline, facts: Facts, limits: Limits) -> tuple[Find
     live, reserved, outside = (
         memory.decisive(part) for part in (Part.TORCH_LIVE, Part.TORCH_RESERVED, Part.OUTSIDE_TORCH)
     )
-    if live is None or reserved is None:
-        return ()
 
     def judged(verdict: str, found: Decisive, part: Part) -> Finding:
         shown = memory.excluded("reserved_growth_per_hour", Part.TORCH_RESERVED, found[0])
         return memory.finding(verdict, found, part, shown)
 
+    if live is None or reserved is None:
+        # Next to a gap in the samples a fault may hold where another part is not judged.
+        if outside is None or not outside[1].grows:
+            return ()
+        missing = too_short(memory.assessed(Part.TORCH_LIVE).values(), "torch's memory", limits.growth)
+        return Finding(TORCH, "unknown", missing), judged(NON_TORCH, outside, Part.OUTSIDE_TORCH)
     if outside is not None:
         live, outside = memory.confirmed(live, outside)
     torch = memory.among_ranks(judged(TORCH, live, Part.TORCH_LIVE), live, Part.TORCH_LIVE)

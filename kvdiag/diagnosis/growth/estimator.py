@@ -29,9 +29,10 @@ Windows that pass are a fault where strength and drift reach their upper limit a
 suspect.
 Those that fail at 2 to 6 are explained: `none`. Those that fail at 7 to 10 have grown and may yet be noise: `unknown`.
 A fault of a window that ended before holds (`held`) while its growth is not released, and continues or has only just
-stopped, where a later history only looks uneven or slower. After a longer pause, or once half of it has been released,
-the fault ends, and growth after it is judged as new. So it does where the whole history turns out to have ended, or
-slows down (short windows), and where steps that decided by their number have paused for longer than they ever did.
+stopped, where a later history only looks uneven or slower; a gap in the samples neither ends nor continues it. After a
+longer pause, or once half of it has been released, the fault ends, and growth after it is judged as new. So it does
+where the whole history turns out to have ended, or slows down (short windows), and where steps that decided by their
+number have paused for longer than they ever did.
 Two doubts lower a window that passed: a whole history that slows down, over the work done as well, makes a short one
 `slowing` (unknown), and memory that a garbage collector may return is no fault over a short window without a past,
 unless it is much and its rate keeps up where that of a warm-up would fall (`no past`, a suspect).

@@ -86,36 +86,49 @@ class Minutes:
         Of each length, and of the whole history until then. `certain` confirms the fault by what was known then.
         """
         count = len(self.medians)
+        sampled = self._sampled(limits)
         for length in lengths:
             step = max(length // limits.held_steps, 1)
             medians, _ = self._at_equal_load(0, count, max(length // limits.bins, 1), limits)
             share = max(length // limits.held_share, limits.held_minutes)
             least, newer, now = math.inf, count, _level(medians, count, share)
             # The moments of a fixed grid: a later history finds the same.
-            for back in range(self.newest_minute % step or step, round(limits.held_windows * length) + 1, step):
+            for back in range(self.newest_minute % step or step, count, step):
                 end = count - back
                 size = length if length < lengths[-1] else min(length, end)
-                if size > end or size < lengths[0] or back > limits.held_windows * size:
+                age = sampled[count] - sampled[end]
+                if size > end or size < lengths[0] or age > limits.held_windows * size:
                     break
                 # The lowest level since then: what was released and grew again is another growth.
-                since = (_level(medians, place, share) for place in range(newer, end, -share))
-                least, newer = min([least, *(level for level in since if level is not None)]), end
+                levels = (_level(medians, place, share) for place in range(newer, end, -share))
+                least, newer = min([least, *(level for level in levels if level is not None)]), end
                 before, then = _level(medians, end - size + share, share), _level(medians, end, share)
                 if before is None or then is None or now is None or then - before < limits.min_gain_bytes:
                     continue
                 # What has stopped is over sooner than what continues more slowly, or with more noise.
-                middle = _level(medians, count - back // 2, share) or now
-                continues = now - middle >= limits.held_rate_ratio * (then - before) * (back // 2) / size
-                if back > limits.paused_ratio * size and not continues:
+                middle = count - back // 2
+                halfway = _level(medians, middle, share)
+                since, base = (end, then) if halfway is None else (middle, halfway)
+                least_rise = limits.held_rate_ratio * (then - before) * (sampled[count] - sampled[since]) / size
+                continues = now - base >= least_rise
+                if age > limits.paused_ratio * size and not continues:
                     continue
                 past = self.until(back)
                 one = past.judged(size, limits) if then - least < limits.released_ratio * (then - before) else None
-                if one is None or one.status != "fault" or back > one.pause_minutes:
+                if one is None or one.status != "fault" or age > one.pause_minutes:
                     continue
                 one = replace(one, reason="held", age_seconds=back * MINUTE_SECONDS)
                 if certain(one, past):
                     return one
         return None
+
+    def _sampled(self, limits: GrowthLimits) -> list[int]:
+        """How many minutes came before each, without gaps in the samples: they neither end growth nor continue it."""
+        counted, missing = [0], 0
+        for value in self.medians:
+            missing = missing + 1 if value is None else 0
+            counted.append(counted[-1] + (missing < limits.held_minutes))
+        return counted
 
     def judged(self, length: int, limits: GrowthLimits) -> GrowthEvidence | None:
         """The window of so many minutes that ends now, confirmed by those that ended before; `None` if too sparse."""

@@ -149,6 +149,20 @@ def test_torch_tells_what_lives_and_what_is_beside() -> None:
     assert 0.0 == evidence(beside)["reserved_growth_per_hour"]
 
 
+def test_growth_outside_torch_holds_next_to_a_gap_in_which_torch_is_unknown() -> None:
+    """No window is full after an hour without samples: the fault of before stays what it was, and torch is unknown."""
+
+    def part(grown: int, _: int) -> tuple[tuple[Device, ...], tuple[Allocator, ...]]:
+        one = worker(6 * GIB, 20 * GIB, process_bytes=21 * GIB + grown)
+        return (card(21 * GIB + grown, used=22 * GIB + grown),), (one,)
+
+    whole = seen(part, minutes=208)
+    timeline = Timeline(samples=tuple(one for one in whole.samples if not 145 <= one.at_seconds / 60.0 < 200))
+    torch, beside = torch_growth(timeline, KNOWN, DEFAULT_LIMITS)
+
+    assert [(TORCH, "unknown"), (NON_TORCH, "fault")] == [(one.id, one.status) for one in (torch, beside)]
+
+
 @pytest.mark.parametrize(
     ("device_grows", "reserved_grows", "status"),
     [
