@@ -94,9 +94,9 @@ def finding(
     left = growth.exhaustion_seconds(room_bytes, limits) if growth.grows and room_bytes is not None else None
     latest = None if left is None or math.isinf(left.high) else left.high
     if left is not None:
-        until = "unknown" if latest is None else format_duration(latest)
-        between = f"{format_duration(left.low)} to {until}"
-        summary = f"{summary}; memory is exhausted in {format_duration(left.estimate)} ({between})"
+        low, until = format_duration(left.low), "unknown" if latest is None else format_duration(latest)
+        between = "" if low == until else f" ({low} to {until})"
+        summary = f"{summary}; memory is exhausted in {format_duration(left.estimate)}{between}"
     spread = limits.exhaustion_errors * growth.error_bytes_per_second
     figures = GrowthFigures(
         bytes_per_second=growth.bytes_per_second,

@@ -141,3 +141,10 @@ def test_the_worst_of_several_owners_decides_then_the_fastest() -> None:
         assert found is not None
         assert (OWNERS[count - 1], order[count - 1]) == found
     assert decisive({}, LIMITS, lambda _: None) is None
+
+
+@pytest.mark.parametrize(("error", "has_range"), [(100.0, True), (0.0, False)])
+def test_a_range_of_one_value_is_left_out(error: float, *, has_range: bool) -> None:
+    """An exact rate ends once."""
+    growth = replace(GROWTH, status="fault", reason="grows", later_bytes_per_second=1e3, error_bytes_per_second=error)
+    assert has_range == (" to " in judged(growth, 3_600_000).summary.rpartition("exhausted")[2])
