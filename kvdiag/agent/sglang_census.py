@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from .schedulers import SGLANG
 from .sglang_pool import RELEASE_SECONDS, Look, active, is_quiet, is_same, lists_of, look, lost_pages, refusal
 
-LOOK_SECONDS, NOTE_SECONDS = 60e-6, 60e-6
+LOOK_SECONDS, NOTE_SECONDS = 80e-6, 60e-6
 """CPU time of a second: what a look, or a note, takes is spread over the time after it."""
 
 MAX_WAIT_SECONDS = 10.0
@@ -261,7 +261,6 @@ class SGLangCensus:
         self._closed = 0 if unowned > orphaned else self._closed + 1
         if unowned > orphaned:
             self._close_until_seconds = self._clock() + CLOSE_SECONDS
-        time.sleep(RELEASE_SECONDS)
         self._publish(found, orphaned, unowned - orphaned, locked)
 
     def _blame(self, found: Look) -> None:

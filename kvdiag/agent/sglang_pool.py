@@ -108,9 +108,7 @@ def look(scheduler: Any, running: set[Any], thread: int | None) -> Look | None:
         AttributeError, TypeError, ValueError: this version of SGLang keeps its pages in another way.
     """
     before = _mark(scheduler)
-    time.sleep(RELEASE_SECONDS)
     rows_given = _rows_given(scheduler)
-    time.sleep(RELEASE_SECONDS)
     page = _whole(scheduler.token_to_kv_pool_allocator.page_size, "page_size")
     waiting = [one for one in scheduler.waiting_queue[:MAX_WAITING] if one not in running]
     sessions = _sessions(scheduler.tree_cache)
@@ -122,7 +120,6 @@ def look(scheduler: Any, running: set[Any], thread: int | None) -> Look | None:
         _held(sessions, rows, page),
     )
     idle = not running and not waiting
-    time.sleep(RELEASE_SECONDS)
     after = _mark(scheduler)
     if before[0] is not after[0] or before[1:] != after[1:] or (thread is not None and not is_quiet(thread)):
         return None
