@@ -89,7 +89,8 @@ class KeptReplica:
 
     def read_whole(self) -> None:
         """Begin the next read with the window: a series that appeared may have come with its past."""
-        self.again_seconds[-1:] = [0.0]
+        if self.again_seconds:
+            self.again_seconds[-1] = 0.0
 
     def _again(self, end_seconds: float) -> float:
         """Where it begins because it is time to read it again. Not all replicas have their turn in the same round."""

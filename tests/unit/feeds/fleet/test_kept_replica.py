@@ -50,6 +50,17 @@ def test_a_server_that_no_longer_answers_has_changed() -> None:
     assert 1.0 == one.change
 
 
+def test_a_series_that_appeared_is_read_over_the_whole_window_once() -> None:
+    """Also where it appeared before the replica had its first turn of being read again."""
+    one = kept(JUDGED_SECONDS + 290.0, JUDGED_SECONDS + 300.0)
+    one.newest = {"up": one.newest_seconds}
+    one.read_whole()
+    assert one.start_seconds(JUDGED_SECONDS + 600.0) > 0.0
+    one.read_whole()
+    starts = [one.start_seconds(JUDGED_SECONDS + seconds) for seconds in (900.0, 1200.0)]
+    assert [True, False] == [start == -math.inf for start in starts]
+
+
 def up(value: float) -> ReplicaSamples:
     """Whether the last scrape of a server worked."""
     points = Points(times=array("d", [JUDGED_SECONDS]), values=array("d", [value]))
