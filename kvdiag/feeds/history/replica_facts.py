@@ -13,7 +13,15 @@ from itertools import groupby
 from kvdiag.engines import ENGINES, engine_of_image
 from kvdiag.engines.engine import EngineAdapter
 from kvdiag.feeds.history.replica_columns import Columns
-from kvdiag.feeds.history.series_labels import METRICS, LabelMap, container_name, containers, only, size_of
+from kvdiag.feeds.history.series_labels import (
+    METRICS,
+    TARGET_LABELS,
+    LabelMap,
+    container_name,
+    containers,
+    only,
+    size_of,
+)
 from kvdiag.model import MAX_BYTES, MAX_COUNT, Capabilities, Gap, HostCache, KvPool
 from kvdiag.model.capabilities import ALL
 from kvdiag.sources.prometheus_answers import Points
@@ -85,7 +93,9 @@ def _config(columns: Columns, engine: EngineAdapter) -> list[_Config]:
         name = labels.get("__name__", "")
         if name not in engine.config_metrics:
             continue
-        key = (name, engine_label(labels) if name.endswith("_info") else tuple(sorted(labels.items())))
+        # A server that got another address, or that two jobs or two Prometheus scrape, has one pool.
+        own = tuple(sorted(one for one in labels.items() if one[0] not in TARGET_LABELS))
+        key = (name, engine_label(labels) if name.endswith("_info") else own)
         at = 0
         for value, run in groupby(points.values):
             first, at = at, at + sum(1 for _ in run)

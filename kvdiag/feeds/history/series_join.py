@@ -15,6 +15,7 @@ from types import MappingProxyType
 from kvdiag.engines import ENGINE_METRICS
 from kvdiag.feeds.history.series_labels import (
     METRICS,
+    TARGET_LABELS,
     LabelMap,
     containers,
     hosts_of,
@@ -29,8 +30,8 @@ from kvdiag.sources.prometheus_names import CONTAINER, GPU, KVDIAG
 
 OF_ONE_TARGET = frozenset(
     {
-        *("__name__", "job", "instance", "endpoint", "service", "container", "prometheus", "prometheus_replica"),
-        *("namespace", "pod", "exported_namespace", "exported_pod", "exported_container", "replica", "receive"),
+        *TARGET_LABELS,
+        *("__name__", "exported_namespace", "exported_pod", "exported_container"),
         *("node", "kubernetes_node", "nodename", "Hostname", "hostname", "UUID", "uuid", "gpu", "device", "GPU_I_ID"),
         *("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank"),
         *(

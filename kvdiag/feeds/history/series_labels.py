@@ -21,6 +21,11 @@ LabelMap = Mapping[str, str]
 
 HOST_LABELS = ("node", "kubernetes_node", "nodename", "Hostname", "hostname")
 UUID_LABELS = ("UUID", "uuid")
+TARGET_LABELS = (
+    *("job", "instance", "endpoint", "service", "container", "prometheus", "prometheus_replica"),
+    *("namespace", "pod", "replica", "receive"),
+)
+"""What a Prometheus adds to all series of a target: which one it is, and who scrapes it."""
 POD_LABELS = (("exported_namespace", "exported_pod"), ("namespace", "pod"))
 
 _EXPORTER = re.compile(

@@ -55,7 +55,7 @@ def with_their_past(one: Series, moment: float) -> float:
     ("arrives", "hours", "every_seconds"),
     [
         pytest.param(lambda _, moment: moment + 600.0, 0.5, 300.0, id="all by 10 min"),
-        pytest.param(lambda one, moment: moment + 900.0 * ("DCGM" in one["__name__"]), 0.5, 300.0, id="GPUs by 15 min"),
+        pytest.param(lambda one, moment: moment + 240.0 * ("resident" in one["__name__"]), 0.5, 300.0, id="one metric"),
         pytest.param(lambda _, moment: moment + 180.0, 0.1, 30.0, id="by more than a round"),
         pytest.param(after_a_queue, 2.0, 300.0, id="after newer ones"),
         pytest.param(with_their_past, 0.5, 300.0, id="with their past"),

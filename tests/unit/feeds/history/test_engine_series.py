@@ -121,3 +121,16 @@ def test_the_last_failed_allocation_is_read_back() -> None:
     found = [one.failure for sample in timeline.samples for one in sample.allocators or ()]
     failed = FailedAllocation(age_seconds=5.0, asked_bytes=2 * 10**9, free_bytes=10**9)
     assert found == [None, failed, replace(failed, age_seconds=35.0)]
+
+
+def test_a_pool_that_is_scraped_at_two_addresses_is_one() -> None:
+    """A pod that returned with another address, or two jobs: the newest figure counts, and nothing is in doubt."""
+    pod = {"namespace": "x", "pod": "sglang-0"}
+    moved = {**pod, "instance": "b:30000", "job": "again"}
+    _, facts = read(
+        ("token_usage", pod, [0.0] * 3),
+        ("max_total_num_tokens", pod, [4096.0, 4096.0]),
+        ("max_total_num_tokens", moved, [8192.0]),
+    )
+    assert [8192] == [one.usage_blocks * one.block_tokens for one in facts.pools]
+    assert not [gap for gap in facts.gaps if gap.kind == "failed"]
